@@ -2,6 +2,7 @@
 //! What is asserted is counted work, never time.
 
 use redfence_core::keyspace::Resp;
+use redfence_core::machine::version::UpgradeCommand;
 use redfence_core::machine::{Applied, Command, EntryBuilder, Limits, Machine, Query, Words};
 use redfence_core::reply::Reply;
 use redfence_core::types::{Origin, Reason, RequestId, SessionId, SessionScope, Stamp};
@@ -355,4 +356,49 @@ fn sessions_closed_together_end_over_entries() {
     assert!(is_grant(&node.acquire("s4:7998", 5_000, 0)));
     node.settle(5_000);
     assert_eq!((node.machine.stats().locks_held, node.machine.stats().sessions), (1, 0));
+}
+
+/// A multi-lock stands first at many locks. When another leaves them all, it is looked at once, not once for each lock.
+#[test]
+fn those_who_wait_for_the_same_many_locks_leave_without_looking_at_all_pairs() {
+    const NAMES: usize = 256;
+    const WAITERS: u64 = 100;
+    let mut node = Node::new();
+    let names: Vec<String> = (0..NAMES).map(|number| format!("r{number:03}")).collect();
+    // All free but the last.
+    node.acquire(&names[NAMES - 1], 100_000, 0);
+    for number in 0..WAITERS {
+        let owner = format!("waiter{number}");
+        let resources = names.iter().map(|name| name.as_bytes()).collect();
+        let (db, ttl_ms, wait_ms, session) = (0, 1_000, 5_000, None);
+        node.answer(Command::MAcquire { db, resources, ttl_ms, wait_ms, owner: owner.as_bytes(), session });
+    }
+    let before = node.machine.work_total();
+    node.now_ms += 6_000;
+    node.tick();
+    let looks = node.machine.work_total() - before;
+    assert_eq!(node.machine.stats().waiters, 0);
+    assert!(looks <= 2 * WAITERS * NAMES as u64, "{looks} looks");
+    assert!(is_grant(&node.acquire(&names[0], 1_000, 0)));
+}
+
+#[test]
+fn clients_blocked_on_many_keys_time_out_over_entries() {
+    for (version, entries) in [(1, 1), (2, 2)] {
+        let mut node = Node::new();
+        if version == 2 {
+            node.answer(Command::Upgrade(UpgradeCommand::Raise { to: 2 }));
+        }
+        let keys: Vec<String> = (0..1_000).map(|number| format!("k{number}")).collect();
+        for _ in 0..100 {
+            assert_eq!(node.say(&format!("BLPOP {} 1", keys.join(" "))), Reply::Nil);
+        }
+        node.now_ms += 2_000;
+        let mut timed_out = 0;
+        for entry in 1..=entries {
+            let replies = node.apply_from(HERE, Command::Expire { idle_ms: u64::MAX });
+            timed_out += replies.iter().filter(|(_, reply)| *reply == Reply::NilArray).count();
+            assert_eq!(timed_out == 100, entry == entries, "version {version}, entry {entry}: {timed_out}");
+        }
+    }
 }

@@ -379,3 +379,28 @@ fn many_holders_of_many_names_are_wounded_at_once() {
     let answer = node.say(&asked);
     assert!(matches!(answer, Some(Reply::GrantedMany { .. })), "{answer:?}");
 }
+
+/// More holders of many locks end together than one entry ends: a command that names them all does not end the rest by itself.
+#[test]
+fn a_command_does_not_end_a_long_backlog_of_holders() {
+    const NAMES: usize = 200;
+    const HOLDERS: usize = 110;
+    let mut node = Node::new();
+    let names: Vec<String> = (0..NAMES).map(|name| format!("r{name}")).collect();
+    let list = names.join(" ");
+    for owner in 0..HOLDERS {
+        node.say(&format!("LOCK.MACQUIRE {NAMES} {list} 1000 OWNER o{owner} SHARED"));
+    }
+    let one = node.fence("LOCK.ACQUIRE single 100000 SHARED");
+    node.now_ms += 5_000;
+    // Behind it in the same entry: 4,096 of 22,000 have ended, and it may end 16,384.
+    let asked = format!("LOCK.MACQUIRE {NAMES} {list} 1000 OWNER next");
+    let refused = error(node.say(&asked));
+    assert!(refused.starts_with("UNAVAILABLE"), "{refused}");
+    assert_eq!(node.say(&format!("LOCK.RELEASE single {one}")), Some(Reply::Released), "it has one holder");
+    let mut entries = 0;
+    while !matches!(node.say(&asked), Some(Reply::GrantedMany { .. })) {
+        entries += 1;
+        assert!(entries < 10, "the backlog is worked off by every entry");
+    }
+}

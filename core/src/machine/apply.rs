@@ -9,6 +9,7 @@ use super::requests::dedup::Seen;
 use super::{work, HolderSlot, LockSlot, Machine, WaiterSlot};
 use crate::event::{Event, EventKind};
 use crate::grammar::errors;
+use crate::keyspace::errors::ENTRY_TOO_MUCH_WORK;
 use crate::keyspace::Value;
 use crate::limits::{ENTRY_REPLIES_BYTES_MAX, LOGGED_REPLY_BYTES_MAX};
 use crate::machine::keys::key_accesses::KeyAccess;
@@ -208,6 +209,10 @@ impl Machine {
             self.acting_user = of_user.user;
             self.execute(id, &of_user.command, out);
             self.acting_user = UserTag::DEFAULT;
+            return;
+        }
+        if self.has_overdue() && self.is_backlog_too_long(command) {
+            self.answer(id, &mut ENTRY_TOO_MUCH_WORK.into(), out);
             return;
         }
         // Read where keys are tracked and by the effects of scripts alone; to write it down for each command is felt.

@@ -14,12 +14,15 @@ use crate::machine::queue::waiter::{put_request_id, read_request_id};
 use crate::machine::snapshot::write::kind;
 use crate::machine::store::slab::framed;
 use crate::machine::work::WORK_PER_COMMAND_MAX;
-use crate::machine::{Applied, Machine};
+use crate::machine::{version, Applied, Machine};
 use crate::reply::{Refusal, Reply};
 use crate::types::{RequestId, KEYS_PER_BLOCKED_MAX};
 use ::bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+
+/// Clients whose time is up are taken off so many keys by one entry, and off those of one client more.
+const DUE_KEYS_PER_ENTRY: usize = 65_536;
 
 /// Those who wait, by number. Persistent: a copy costs nothing.
 pub(crate) type Waitings = imbl::OrdMap<u64, Arc<Waiting>>;
@@ -299,21 +302,26 @@ impl Machine {
 
     #[inline(never)]
     fn end_some_due_blocked(&mut self, out: &mut Applied) {
+        let mut keys = 0;
         for _ in 0..self.limits.due_per_entry_max {
+            let is_enough = keys >= DUE_KEYS_PER_ENTRY && self.upgrade.version >= version::SECOND;
             match self.blocked.by_deadline.first().copied() {
-                Some((at_ms, number)) if self.has_passed(at_ms) => self.time_out_blocked(number, out),
+                Some((at_ms, number)) if !is_enough && self.has_passed(at_ms) => {
+                    keys += self.time_out_blocked(number, out);
+                }
                 Some(_) | None => break,
             }
         }
     }
 
-    fn time_out_blocked(&mut self, number: u64, out: &mut Applied) {
-        if let Some(waiting) = self.blocked.remove(number) {
-            let is_lost = self.sweep.drops_blocked() && self.is_lost(waiting.id);
-            if !is_lost {
-                self.answer(Some(waiting.id), &mut Reply::NilArray, out);
-            }
+    /// Answers how many keys it waited for.
+    fn time_out_blocked(&mut self, number: u64, out: &mut Applied) -> usize {
+        let Some(waiting) = self.blocked.remove(number) else { return 0 };
+        let is_lost = self.sweep.drops_blocked() && self.is_lost(waiting.id);
+        if !is_lost {
+            self.answer(Some(waiting.id), &mut Reply::NilArray, out);
         }
+        waiting.keys.len()
     }
 
     pub(crate) fn cancel_blocked(&mut self, request: RequestId, out: &mut Applied) {

@@ -8,10 +8,11 @@ use crate::machine::locks::acquire::AcquireParams;
 use crate::machine::locks::ending::{EndCause, Ending};
 use crate::machine::locks::holder::Holder;
 use crate::machine::locks::lock::{GrantedTime, Phase};
+use crate::machine::log::command::Command;
 use crate::machine::queue::waiter::Waiter;
 use crate::machine::store::deadlines::{Timer, NEVER};
 use crate::machine::store::list::Links;
-use crate::machine::{Applied, EventOwner, HolderSlot, LockSlot, Machine, SessionSlot, WaiterSlot};
+use crate::machine::{version, Applied, EventOwner, HolderSlot, LockSlot, Machine, SessionSlot, WaiterSlot};
 use crate::mutant;
 use crate::reply::{Refusal, Reply};
 use crate::types::{has_passed, Fence, LockKind, LockMode, OwnerIdentity};
@@ -313,8 +314,32 @@ impl Machine {
         due
     }
 
+    /// Whether a command names locks with more holders than this entry can still end, while ends are left over from entries before: it
+    /// would have to end those that are due first. Only since cluster version 2.
+    #[cold]
+    pub(crate) fn is_backlog_too_long(&mut self, command: &Command<'_>) -> bool {
+        if self.upgrade.version < version::SECOND {
+            return false;
+        }
+        let mut holders = 0;
+        command.for_each_lock(|db, name| {
+            let slot = self.names.find(&self.locks, db, name);
+            if let Some(Phase::Several { holders: count, .. }) = slot.map(|slot| self.locks[slot].phase) {
+                holders += count as usize;
+            }
+        });
+        match self.session_ends_left.checked_sub(holders) {
+            Some(left) => {
+                self.session_ends_left = left;
+                false
+            }
+            None => true,
+        }
+    }
+
     /// Whether something past its end was left over, because one entry ends so much and no more.
-    fn has_overdue(&self) -> bool {
+    #[inline]
+    pub(crate) fn has_overdue(&self) -> bool {
         self.has_overdue_at(self.clock.logical_ms)
     }
 

@@ -245,6 +245,45 @@ impl<'a> Command<'a> {
 }
 
 impl Command<'_> {
+    /// Visits the names of the locks that a lock command is about.
+    pub(crate) fn for_each_lock(&self, mut visit: impl FnMut(Db, &[u8])) {
+        match self {
+            Command::Acquire { db, resource, .. }
+            | Command::AcquireWith { db, resource, .. }
+            | Command::Convert { db, resource, .. }
+            | Command::Release { db, resource, .. }
+            | Command::Renew { db, resource, .. }
+            | Command::ForceRelease { db, resource }
+            | Command::ForceReleaseOne { db, resource, .. } => visit(*db, resource),
+            Command::MAcquire { db, resources, .. } | Command::MAcquireShared { db, resources, .. } => {
+                resources.iter().for_each(|name| visit(*db, name));
+            }
+            Command::MRelease { db, pairs } => pairs.iter().for_each(|(name, _)| visit(*db, name)),
+            Command::OfUser(of_user) => of_user.command.for_each_lock(visit),
+            Command::Redis { .. }
+            | Command::Transaction { .. }
+            | Command::FenceCall { .. }
+            | Command::Conditional(_)
+            | Command::Effects(_)
+            | Command::SessionOpenWith { .. }
+            | Command::SessionOpen { .. }
+            | Command::SessionKeepAlive { .. }
+            | Command::SessionClose { .. }
+            | Command::SessionsTouch { .. }
+            | Command::SessionsOrphan { .. }
+            | Command::Cancel { .. }
+            | Command::Expire { .. }
+            | Command::OriginStart { .. }
+            | Command::OriginGone { .. }
+            | Command::FenceCheck { .. }
+            | Command::Digest(_)
+            | Command::Settings(_)
+            | Command::Upgrade(_) => {}
+            #[cfg(feature = "next-version")]
+            Command::Next => {}
+        }
+    }
+
     /// Visits every Redis command that this command holds.
     pub(crate) fn for_each_redis_call(&self, mut visit: impl FnMut(CallSite, &Words<'_>)) {
         match self {

@@ -16,15 +16,23 @@ use crate::reply::Reply;
 use crate::types::{has_passed, Fence, LockKind};
 use smallvec::SmallVec;
 
+/// A waiter that was found to wait for more, while nothing has happened since.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Barred {
+    waiter: WaiterSlot,
+    event_seq: u64,
+}
+
 impl Machine {
     pub(crate) fn serve_all(&mut self, out: &mut Applied) {
+        let mut barred = None;
         while let Some(slot) = self.to_serve.pop_front() {
-            while self.serve(slot, out) {}
+            while self.serve(slot, &mut barred, out) {}
         }
     }
 
     /// Serves a lock once. True if it must be served again.
-    fn serve(&mut self, slot: LockSlot, out: &mut Applied) -> bool {
+    fn serve(&mut self, slot: LockSlot, barred: &mut Option<Barred>, out: &mut Applied) -> bool {
         // The record may be gone, or its slot reused by another lock: serving a lock once more does no harm.
         let Some(lock) = self.locks.get(slot) else { return false };
         let first = self.queue_entries.get(lock.queue.head).map(|entry| entry.waiter);
@@ -48,7 +56,14 @@ impl Machine {
         if !self.is_fit(waiter, out) {
             return true;
         }
+        // A multi-lock stands first at many locks, and is looked at for each of them.
+        let look = Barred { waiter, event_seq: self.event_seq };
+        if *barred == Some(look) {
+            return false;
+        }
         if !self.is_first_everywhere(waiter, out) {
+            // Where the look itself has ended something, another one may find more.
+            *barred = Some(look).filter(|look| look.event_seq == self.event_seq);
             return false;
         }
         self.grant_waiter(waiter, out);
@@ -85,6 +100,7 @@ impl Machine {
         let queue_entries = self.waiters[waiter].queue_entries.clone();
         let mut wounds: SmallVec<[Hold; 2]> = SmallVec::new();
         for entry in &queue_entries {
+            self.work.count(1);
             let slot = self.queue_entries[*entry].lock;
             if self.end_if_due(slot, out).is_some() {
                 // The lock is on `to_serve` now; serving it finds this waiter again if it is first there.
