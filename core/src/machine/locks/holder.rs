@@ -4,12 +4,11 @@
 use crate::machine::locks::lock::GrantedTime;
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
 use crate::machine::snapshot::write::kind;
-use crate::machine::store::hash_key::HashKey;
 use crate::machine::store::list::{Linked, Links};
+use crate::machine::store::owner_table::OwnerTable;
 use crate::machine::store::slab::{Image, Slab};
 use crate::machine::{HolderSlot, LockSlot, SessionSlot, Slot};
 use crate::types::{Fence, LockKind, LockMode, OwnerIdentity, UserTag, VALUE_BYTES_MAX};
-use hashbrown::HashTable;
 use std::collections::BTreeMap;
 
 #[derive(Debug)]
@@ -114,9 +113,7 @@ pub(crate) fn read_kind(reader: &mut Reader<'_>) -> Option<LockKind> {
 #[derive(Default)]
 pub(crate) struct HolderIndex {
     by_fence: BTreeMap<(LockSlot, Fence), HolderSlot>,
-    /// Never iterated.
-    by_owner: HashTable<HolderSlot>,
-    key: HashKey,
+    by_owner: OwnerTable<Holder>,
     counts: HolderCounts,
 }
 
@@ -131,6 +128,11 @@ impl HolderCounts {
     pub(crate) fn of_mode(&self, mode: LockMode) -> u64 {
         self.by_mode[mode as usize]
     }
+}
+
+/// Whose a holder is.
+fn owned<'r>(holders: &'r Slab<Holder>) -> impl Fn(HolderSlot) -> (LockSlot, OwnerIdentity<'r>) {
+    |slot| (holders[slot].lock, holders[slot].asker())
 }
 
 impl HolderIndex {
@@ -152,8 +154,7 @@ impl HolderIndex {
         lock: LockSlot,
         asker: OwnerIdentity<'_>,
     ) -> Option<HolderSlot> {
-        let same = |slot: &HolderSlot| holders[*slot].lock == lock && holders[*slot].asker() == asker;
-        self.by_owner.find(self.key.of_owner(lock, asker), same).copied()
+        self.by_owner.find(lock, asker, owned(holders))
     }
 
     /// The holders of a lock, oldest first.
@@ -163,30 +164,21 @@ impl HolderIndex {
 
     /// False where another holder of that lock has the same fence.
     pub(crate) fn insert(&mut self, holders: &Slab<Holder>, slot: HolderSlot) -> bool {
-        let key = self.key;
-        let hash = |slot: &HolderSlot| key.of_owner(holders[*slot].lock, holders[*slot].asker());
         let holder = &holders[slot];
         let is_first = self.of_lock(holder.lock).next().is_none();
         self.counts.locks += u64::from(is_first);
         self.counts.by_mode[holder.kind.mode() as usize] += 1;
-        self.by_owner.insert_unique(hash(&slot), slot, hash);
+        self.by_owner.insert(slot, owned(holders));
         self.by_fence.insert((holder.lock, holder.fence), slot).is_none()
     }
 
     /// Call before the record goes.
     pub(crate) fn remove(&mut self, holders: &Slab<Holder>, slot: HolderSlot) {
-        let key = self.key;
-        let hash = |slot: &HolderSlot| key.of_owner(holders[*slot].lock, holders[*slot].asker());
         let holder = &holders[slot];
         self.by_fence.remove(&(holder.lock, holder.fence));
         let was_last = self.of_lock(holder.lock).next().is_none();
         self.counts.locks -= u64::from(was_last);
         self.counts.by_mode[holder.kind.mode() as usize] -= 1;
-        if let Ok(entry) = self.by_owner.find_entry(hash(&slot), |other| *other == slot) {
-            entry.remove();
-        }
-        if self.by_owner.capacity() > 1024 && self.by_owner.len() < self.by_owner.capacity() / 8 {
-            self.by_owner.shrink_to(self.by_owner.len() * 2, hash);
-        }
+        self.by_owner.remove(slot, owned(holders));
     }
 }

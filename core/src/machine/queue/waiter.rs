@@ -5,15 +5,14 @@ use crate::machine::locks::holder::{put_kind, read_kind};
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
 use crate::machine::snapshot::write::kind;
 use crate::machine::store::deadlines::NEVER;
-use crate::machine::store::hash_key::HashKey;
 use crate::machine::store::list::{Linked, Links};
+use crate::machine::store::owner_table::OwnerTable;
 use crate::machine::store::slab::{Image, Slab};
 use crate::machine::{LockSlot, QueueEntrySlot, SessionSlot, Slot, WaiterSlot};
 use crate::types::{
     has_passed, Fence, LockKind, Origin, OwnerIdentity, RequestId, UserTag, MULTI_RESOURCES_MAX,
     OWNER_BYTES_MAX, VALUE_BYTES_MAX,
 };
-use hashbrown::HashTable;
 use smallvec::SmallVec;
 
 /// A place in one lock's queue.
@@ -297,11 +296,16 @@ pub(crate) fn read_origin(reader: &mut Reader<'_>) -> Option<Origin> {
     Some(Origin { node: reader.varint()?, incarnation: reader.u64_fixed()? })
 }
 
-/// Index (lock, owner, user) → queue entry, by which a retry finds its waiter. Never iterated.
+/// Index (lock, owner, user) → queue entry, by which a retry finds its waiter.
 #[derive(Default)]
-pub(crate) struct QueuedOwners {
-    key: HashKey,
-    queue_entries: HashTable<QueueEntrySlot>,
+pub(crate) struct QueuedOwners(OwnerTable<QueueEntry>);
+
+/// Whose a queue entry is.
+fn owned<'r>(
+    queue_entries: &'r Slab<QueueEntry>,
+    waiters: &'r Slab<Waiter>,
+) -> impl Fn(QueueEntrySlot) -> (LockSlot, OwnerIdentity<'r>) {
+    |entry| (queue_entries[entry].lock, waiters[queue_entries[entry].waiter].asker())
 }
 
 impl QueuedOwners {
@@ -312,10 +316,7 @@ impl QueuedOwners {
         lock: LockSlot,
         asker: OwnerIdentity<'_>,
     ) -> Option<QueueEntrySlot> {
-        let same = |entry: &QueueEntrySlot| {
-            queue_entries[*entry].lock == lock && waiters[queue_entries[*entry].waiter].asker() == asker
-        };
-        self.queue_entries.find(self.key.of_owner(lock, asker), same).copied()
+        self.0.find(lock, asker, owned(queue_entries, waiters))
     }
 
     pub(crate) fn insert(
@@ -324,11 +325,7 @@ impl QueuedOwners {
         waiters: &Slab<Waiter>,
         entry: QueueEntrySlot,
     ) {
-        let key = self.key;
-        let hash = |entry: &QueueEntrySlot| {
-            key.of_owner(queue_entries[*entry].lock, waiters[queue_entries[*entry].waiter].asker())
-        };
-        self.queue_entries.insert_unique(hash(&entry), entry, hash);
+        self.0.insert(entry, owned(queue_entries, waiters));
     }
 
     /// Call before the queue entry goes.
@@ -338,21 +335,10 @@ impl QueuedOwners {
         waiters: &Slab<Waiter>,
         entry: QueueEntrySlot,
     ) {
-        let key = self.key;
-        let hash = |entry: &QueueEntrySlot| {
-            key.of_owner(queue_entries[*entry].lock, waiters[queue_entries[*entry].waiter].asker())
-        };
-        if let Ok(entry) = self.queue_entries.find_entry(hash(&entry), |other| *other == entry) {
-            entry.remove();
-        }
-        if self.queue_entries.capacity() > 1024
-            && self.queue_entries.len() < self.queue_entries.capacity() / 8
-        {
-            self.queue_entries.shrink_to(self.queue_entries.len() * 2, hash);
-        }
+        self.0.remove(entry, owned(queue_entries, waiters));
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.queue_entries.len()
+        self.0.len()
     }
 }
