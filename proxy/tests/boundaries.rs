@@ -128,6 +128,7 @@ fn tables_of_what_clients_name_have_a_secret() {
         "Sha",
         "(SessionSlot",
         "K",
+        "T",
     ];
     let of_commands =
         ["proxy/src/server/routing/keys.rs", "proxy/src/acl/commands.rs", "proxy/src/tier1/command_table.rs"];

@@ -1,16 +1,25 @@
 //! Subscriptions of this node's clients: channels and patterns to inboxes.
+//!
+//! A message is matched against the patterns in slices, and the lock is released between two of them ([`pattern_cost`]). Whoever
+//! publishes one message after the other keeps their order for each subscriber.
+
+mod pattern_cost;
 
 use super::Demand;
 use crate::client_memory::Account;
 use bytes::Bytes;
+use pattern_cost::{PatternCursor, PatternLoad, STEPS_PER_SLICE};
 use redfence_core::event::{CHANNEL_PREFIX, LOST_CHANNEL_PREFIX};
 use redfence_core::glob;
 use redfence_core::limits::READ_REPLY_BYTES_MAX;
-use std::collections::HashMap;
+use redfence_core::types::CHANNEL_BYTES_MAX;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::task::{Context, Poll, Waker};
 use tokio::sync::mpsc;
+
+pub use pattern_cost::{steps_max, PatternLimit, PATTERN_STEPS_PER_CLIENT_MAX};
 
 /// Where clients that redirect their invalidations have them sent, as in Redis.
 pub const INVALIDATE_CHANNEL: &[u8] = b"__redis__:invalidate";
@@ -147,10 +156,42 @@ struct Subscriber {
 #[derive(Debug, Default)]
 struct SubscriptionTable {
     channels: HashMap<Bytes, Vec<Subscriber>>,
-    patterns: HashMap<Bytes, Vec<Subscriber>>,
-    /// Bytes of all patterns, each once.
-    pattern_bytes: usize,
+    /// In order, so that a message can be matched from behind any of them on.
+    patterns: BTreeMap<Bytes, Vec<Subscriber>>,
+    pattern_load: PatternLoad,
     shards: HashMap<Bytes, Vec<Subscriber>>,
+}
+
+/// A message on its way to its subscribers.
+#[derive(Debug)]
+pub struct Publication {
+    message: PubSubMessage,
+    cursor: PatternCursor,
+    is_begun: bool,
+    receivers: usize,
+}
+
+impl Publication {
+    #[must_use]
+    pub fn new(channel: Bytes, payload: Bytes) -> Publication {
+        let message =
+            PubSubMessage { pattern: None, is_shard: false, is_from_machine: false, channel, payload };
+        Publication { message, cursor: PatternCursor::default(), is_begun: false, receivers: 0 }
+    }
+
+    /// The same for a lock event that the machine itself says.
+    #[must_use]
+    pub fn from_machine(channel: Bytes, payload: Bytes) -> Publication {
+        let mut publication = Publication::new(channel, payload);
+        publication.message.is_from_machine = true;
+        publication
+    }
+
+    /// What it has cost so far.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.cursor.steps
+    }
 }
 
 /// All listeners of this node.
@@ -189,9 +230,9 @@ impl Hub {
         let listener = inbox.listener.clone();
         let mut table = self.table.write().expect("lock poisoned");
         if kind == SubscriptionKind::Pattern && !table.patterns.contains_key(name) {
-            table.pattern_bytes += name.len();
+            table.pattern_load.add(name);
         }
-        let listeners = table.of(kind).entry(name.clone()).or_default();
+        let listeners = table.listeners_or_default(kind, name);
         if listeners.iter().any(|known| known.client == inbox.listener.client) {
             return;
         }
@@ -206,26 +247,23 @@ impl Hub {
     }
 
     /// Whether the patterns of all clients of this node leave room for these: every message is matched against each of them.
-    #[must_use]
-    pub fn has_room_for_patterns(&self, new_bytes: usize) -> bool {
+    pub fn check_room_for_patterns(&self, patterns: &[Bytes]) -> Result<(), PatternLimit> {
         let table = self.table.read().expect("lock poisoned");
-        table.pattern_bytes + new_bytes <= PATTERN_BYTES_PER_NODE_MAX
+        let mut more = PatternLoad::default();
+        patterns.iter().filter(|name| !table.patterns.contains_key(*name)).for_each(|name| more.add(name));
+        table.pattern_load.check_room_for(&more)
     }
 
     pub fn unsubscribe(&self, inbox: &SubscriberInbox, kind: SubscriptionKind, name: &[u8]) {
         let mut table = self.table.write().expect("lock poisoned");
-        let map = table.of(kind);
-        let Some(listeners) = map.get_mut(name) else {
+        let Some(listeners) = table.listeners_mut(kind, name) else {
             return;
         };
         let before = listeners.len();
         listeners.retain(|known| known.client != inbox.listener.client);
         let removed = before > listeners.len();
         if listeners.is_empty() {
-            map.remove(name);
-            if kind == SubscriptionKind::Pattern {
-                table.pattern_bytes -= name.len();
-            }
+            table.remove(kind, name);
         }
         if removed {
             self.demand.subscriptions.fetch_sub(1, Ordering::SeqCst);
@@ -241,45 +279,51 @@ impl Hub {
     /// How many a message on this channel would reach.
     #[must_use]
     pub fn receivers_of(&self, channel: &[u8]) -> usize {
-        let table = self.table.read().expect("lock poisoned");
-        let patterns = table.patterns.iter().filter(|(pattern, _)| glob::matches(pattern, channel));
-        let by_pattern: usize = patterns.map(|(_, listeners)| listeners.len()).sum();
-        table.channels.get(channel).map_or(0, Vec::len) + by_pattern
+        self.count(channel, <[Subscriber]>::len)
     }
 
-    /// How many of [`Hub::receivers_of`] an upstream Redis does not count: to it all listeners of one name here are one.
+    /// How many of [`Hub::receivers_of`] an upstream Redis does not count: to it all listeners of one name here are one. A channel
+    /// whose name is longer than those of this node is not matched against patterns.
     #[must_use]
     pub fn receivers_unknown_to_upstream(&self, channel: &[u8]) -> usize {
+        match channel.len() <= CHANNEL_BYTES_MAX {
+            true => self.count(channel, |listeners| listeners.len().saturating_sub(1)),
+            false => self.listeners_of(channel).saturating_sub(1),
+        }
+    }
+
+    fn count(&self, channel: &[u8], of: impl Fn(&[Subscriber]) -> usize) -> usize {
         let table = self.table.read().expect("lock poisoned");
-        let patterns = table.patterns.iter().filter(|(pattern, _)| glob::matches(pattern, channel));
-        let by_pattern: usize = patterns.map(|(_, listeners)| listeners.len().saturating_sub(1)).sum();
-        table.channels.get(channel).map_or(0, |listeners| listeners.len().saturating_sub(1)) + by_pattern
+        let mut sum = table.channels.get(channel).map_or(0, |listeners| of(listeners));
+        drop(table);
+        let mut cursor = PatternCursor::default();
+        let mut slice = || {
+            let table = self.table.read().expect("lock poisoned");
+            table.visit_matches(channel, &mut cursor, |_, listeners| sum += of(listeners))
+        };
+        while !slice() {}
+        sum
     }
 
     /// Delivers a message to all subscribers; returns how many there were. Never waits.
     pub fn publish(&self, channel: &Bytes, payload: &Bytes) -> usize {
-        self.publish_as(false, channel, payload)
+        let mut publication = Publication::new(channel.clone(), payload.clone());
+        while !self.publish_slice(&mut publication) {}
+        publication.receivers
     }
 
-    /// The same for a lock event that the machine itself says.
-    pub fn publish_from_machine(&self, channel: &Bytes, payload: &Bytes) -> usize {
-        self.publish_as(true, channel, payload)
-    }
-
-    fn publish_as(&self, is_from_machine: bool, channel: &Bytes, payload: &Bytes) -> usize {
+    /// Delivers a message to some of its subscribers. False: there may be more, and no other message of the same publisher may come
+    /// first.
+    pub fn publish_slice(&self, publication: &mut Publication) -> bool {
         let table = self.table.read().expect("lock poisoned");
-        let message = |pattern: Option<&Bytes>| PubSubMessage {
-            pattern: pattern.cloned(),
-            is_shard: false,
-            is_from_machine,
-            channel: channel.clone(),
-            payload: payload.clone(),
-        };
-        let mut receivers = table.deliver_to_channel(&message(None));
-        for pattern in table.patterns.keys().filter(|pattern| glob::matches(pattern, channel)) {
-            receivers += table.deliver_to_pattern(pattern, &message(Some(pattern)));
+        let Publication { message, cursor, is_begun, receivers } = publication;
+        if !std::mem::replace(is_begun, true) {
+            *receivers += table.deliver_to_channel(message);
         }
-        receivers
+        table.visit_matches(&message.channel, cursor, |pattern, listeners| {
+            let message = PubSubMessage { pattern: Some(pattern.clone()), ..message.clone() };
+            *receivers += deliver_to(listeners, &message);
+        })
     }
 
     /// A message from the upstream Redis, which has matched the patterns itself.
@@ -297,10 +341,8 @@ impl Hub {
     /// The feed of this node's apply has a gap: notifies all subscribers.
     pub fn tell_all_missed(&self) {
         let table = self.table.read().expect("lock poisoned");
-        let names = table.channels.iter().chain(&table.patterns).chain(&table.shards);
-        names.flat_map(|(_, listeners)| listeners).for_each(|listener| {
-            listener.deliver(SubscriberDelivery::Missed, 0, 0);
-        });
+        let lists = table.channels.values().chain(table.patterns.values()).chain(table.shards.values());
+        lists.flatten().for_each(|listener| listener.deliver(SubscriberDelivery::Missed, 0, 0));
     }
 
     /// The upstream Redis is gone: notifies subscribers of anything but lock events.
@@ -316,26 +358,38 @@ impl Hub {
     /// A message of the upstream Redis could not be passed on: notifies those who listen to this name.
     pub fn tell_missed_on(&self, kind: SubscriptionKind, name: &[u8]) {
         let mut table = self.table.write().expect("lock poisoned");
-        for listener in table.of(kind).get(name).into_iter().flatten() {
+        for listener in table.listeners_mut(kind, name).into_iter().flatten() {
             listener.deliver(SubscriberDelivery::Missed, 0, 0);
         }
     }
 
-    /// `PUBSUB CHANNELS`: channels with listeners. `None` where they are too many for a reply.
-    #[must_use]
-    pub fn channels(&self, pattern: Option<&[u8]>) -> Option<Vec<Bytes>> {
-        let table = self.table.read().expect("lock poisoned");
-        let mut names: Vec<Bytes> = table
-            .channels
-            .keys()
-            .filter(|name| pattern.is_none_or(|pattern| glob::matches(pattern, name)))
-            .cloned()
-            .collect();
+    /// `PUBSUB CHANNELS`: channels with listeners. `None` where they are too many for a reply. Others get their turn in between: a
+    /// costly pattern takes a millisecond for each channel.
+    pub async fn channels(&self, pattern: Option<&[u8]>) -> Option<Vec<Bytes>> {
+        let mut names = self.channel_names();
+        if let Some(pattern) = pattern {
+            let all = std::mem::take(&mut names);
+            let mut steps = 0;
+            for name in all {
+                steps += 1;
+                if glob::matches_counted(pattern, &name, &mut steps) {
+                    names.push(name);
+                }
+                if steps >= STEPS_PER_SLICE {
+                    steps = 0;
+                    tokio::task::yield_now().await;
+                }
+            }
+        }
         if names.iter().map(|name| name.len() + 16).sum::<usize>() > READ_REPLY_BYTES_MAX {
             return None;
         }
         names.sort();
         Some(names)
+    }
+
+    fn channel_names(&self) -> Vec<Bytes> {
+        self.table.read().expect("lock poisoned").channels.keys().cloned().collect()
     }
 
     #[must_use]
@@ -409,11 +463,31 @@ impl SubscriptionTable {
         deliver_to(self.patterns.get(pattern).map_or(&[][..], Vec::as_slice), message)
     }
 
-    fn of(&mut self, kind: SubscriptionKind) -> &mut HashMap<Bytes, Vec<Subscriber>> {
+    fn listeners_mut(&mut self, kind: SubscriptionKind, name: &[u8]) -> Option<&mut Vec<Subscriber>> {
         match kind {
-            SubscriptionKind::Channel => &mut self.channels,
-            SubscriptionKind::Pattern => &mut self.patterns,
-            SubscriptionKind::Shard => &mut self.shards,
+            SubscriptionKind::Channel => self.channels.get_mut(name),
+            SubscriptionKind::Pattern => self.patterns.get_mut(name),
+            SubscriptionKind::Shard => self.shards.get_mut(name),
+        }
+    }
+
+    fn listeners_or_default(&mut self, kind: SubscriptionKind, name: &Bytes) -> &mut Vec<Subscriber> {
+        match kind {
+            SubscriptionKind::Channel => self.channels.entry(name.clone()).or_default(),
+            SubscriptionKind::Pattern => self.patterns.entry(name.clone()).or_default(),
+            SubscriptionKind::Shard => self.shards.entry(name.clone()).or_default(),
+        }
+    }
+
+    /// A name that has listeners no more.
+    fn remove(&mut self, kind: SubscriptionKind, name: &[u8]) {
+        match kind {
+            SubscriptionKind::Channel => drop(self.channels.remove(name)),
+            SubscriptionKind::Pattern => {
+                self.patterns.remove(name);
+                self.pattern_load.take(name);
+            }
+            SubscriptionKind::Shard => drop(self.shards.remove(name)),
         }
     }
 }
@@ -442,6 +516,7 @@ mod tests {
     use super::*;
     use crate::client_memory::ClientMemory;
     use crate::clock::Clock;
+    use std::future::Future;
 
     fn inbox() -> SubscriberInbox {
         SubscriberInbox::open(ClientMemory::new(Clock::start()).open(1))
@@ -551,5 +626,112 @@ mod tests {
         assert!(!may_see(CHANNEL_PREFIX, SubscriptionKind::Channel, b"news"));
         assert!(may_see(LOST_CHANNEL_PREFIX, SubscriptionKind::Pattern, b"__lo*"));
         assert!(!may_see(LOST_CHANNEL_PREFIX, SubscriptionKind::Pattern, b"__lock__:*"));
+    }
+
+    fn texts(inbox: &mut SubscriberInbox) -> Vec<(Option<Bytes>, Bytes)> {
+        let message = || match next(inbox)? {
+            SubscriberDelivery::Message(message) => Some((message.pattern, message.payload)),
+            other => panic!("no message: {other:?}"),
+        };
+        std::iter::from_fn(message).collect()
+    }
+
+    /// `*???…000`: against a channel of all bytes it takes more steps than a slice has.
+    fn costly_pattern(number: usize) -> Bytes {
+        Bytes::from(format!("*{}{number:03}", "?".repeat(400)))
+    }
+
+    fn costly_channel() -> Bytes {
+        (0..CHANNEL_BYTES_MAX - 3).map(|at| at as u8).chain(*b"002").collect()
+    }
+
+    #[test]
+    fn the_lock_is_released_between_costly_patterns() {
+        let hub = Hub::new(Arc::default());
+        let mut inbox = inbox();
+        let channel = costly_channel();
+        (0..5).for_each(|number| hub.subscribe(&inbox, SubscriptionKind::Pattern, &costly_pattern(number)));
+        hub.subscribe(&inbox, SubscriptionKind::Channel, &channel);
+        let mut publication = Publication::new(channel.clone(), Bytes::from_static(b"1"));
+        let (mut slices, mut steps) = (1, 0);
+        while !hub.publish_slice(&mut publication) {
+            let most = STEPS_PER_SLICE + steps_max(&costly_pattern(0));
+            assert!(publication.steps() - steps <= most, "{} steps in a slice", publication.steps() - steps);
+            steps = publication.steps();
+            // Whoever changes the table in between does not lose or repeat a message for others.
+            if slices == 1 {
+                assert!(hub.table.try_write().is_ok());
+                hub.unsubscribe(&inbox, SubscriptionKind::Pattern, &costly_pattern(0));
+                hub.subscribe(&inbox, SubscriptionKind::Pattern, &Bytes::from_static(b"!*"));
+            }
+            slices += 1;
+        }
+        assert!(slices >= 5, "{slices} slices");
+        assert_eq!(publication.receivers, 2);
+        assert_eq!(hub.receivers_of(&channel), 2);
+        assert_eq!(hub.publish(&channel, &Bytes::from_static(b"2")), 2);
+        let of = |text: &'static [u8]| {
+            let text = Bytes::from_static(text);
+            [(None, text.clone()), (Some(costly_pattern(2)), text)]
+        };
+        assert_eq!(
+            texts(&mut inbox),
+            [of(b"1"), of(b"2")].concat(),
+            "in the order in which they were published"
+        );
+    }
+
+    #[test]
+    fn usual_patterns_are_matched_in_one_slice() {
+        let hub = Hub::new(Arc::default());
+        let inbox = inbox();
+        for number in 0..1_000 {
+            hub.subscribe(&inbox, SubscriptionKind::Pattern, &Bytes::from(format!("news.{number}.*")));
+        }
+        let mut publication = Publication::new(Bytes::from_static(b"news.7.a"), Bytes::new());
+        assert!(hub.publish_slice(&mut publication));
+        assert_eq!(publication.receivers, 1);
+    }
+
+    #[test]
+    fn patterns_that_cost_too_much_have_no_room() {
+        let hub = Hub::new(Arc::default());
+        let inbox = inbox();
+        let fits = |number| hub.check_room_for_patterns(&[costly_pattern(number)]);
+        let mut count = 0;
+        while fits(count).is_ok() {
+            hub.subscribe(&inbox, SubscriptionKind::Pattern, &costly_pattern(count));
+            count += 1;
+        }
+        assert_eq!(fits(count), Err(PatternLimit::Steps));
+        assert_eq!(fits(0), Ok(()), "one more listener of the same costs nothing");
+        assert_eq!(hub.check_room_for_patterns(&[Bytes::from_static(b"__lock__:*")]), Ok(()));
+        hub.unsubscribe(&inbox, SubscriptionKind::Pattern, &costly_pattern(0));
+        assert_eq!(fits(count), Ok(()));
+    }
+
+    /// The lock is not held while names are matched: between two polls another can change the table.
+    #[test]
+    fn names_of_channels_are_matched_without_the_lock() {
+        let hub = Hub::new(Arc::default());
+        let inbox = inbox();
+        let name = |number: usize| {
+            let bytes = (0..CHANNEL_BYTES_MAX - 3).map(|at| at as u8);
+            bytes.chain(format!("{number:03}").into_bytes()).collect::<Bytes>()
+        };
+        (0..8).for_each(|number| hub.subscribe(&inbox, SubscriptionKind::Channel, &name(number)));
+        let pattern = costly_pattern(2);
+        let mut names = Box::pin(hub.channels(Some(&pattern)));
+        let mut context = Context::from_waker(Waker::noop());
+        let mut polls = 1;
+        let found = loop {
+            match names.as_mut().poll(&mut context) {
+                Poll::Ready(found) => break found,
+                Poll::Pending => assert!(hub.table.try_write().is_ok()),
+            }
+            polls += 1;
+        };
+        assert!(polls >= 8, "{polls} polls");
+        assert_eq!(found, Some(vec![name(2)]));
     }
 }

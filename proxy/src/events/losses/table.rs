@@ -225,28 +225,27 @@ impl LossTable {
             successor: loss.successor,
             user: loss.user,
         });
-        let mut concerned: SmallVec<[u64; 2]> = self.take_concerned(&key).collect();
-        let watchers = loss.session.and_then(|session| self.sessions.get(&session));
-        let watchers: SmallVec<[u64; 1]> = watchers.cloned().unwrap_or_default();
         let asking = self.who_asks(loss);
+        let known_by: SmallVec<[u64; 2]> = self.take_concerned(&key).collect();
+        let watchers = loss.session.and_then(|session| self.sessions.get(&session));
+        let watchers = watchers.into_iter().flatten().copied();
+        let concerns = concerns_of(known_by, watchers, asking.iter().map(|(client, _)| *client));
         for (client, attempt) in &asking {
-            let (of_session, is_told) = (watchers.contains(client), concerned.contains(client));
+            let Concern { is_known, of_session, .. } = concerns[client];
             let asked = self.clients.get_mut(client).and_then(|record| record.asking.get_mut(attempt));
             let Some(asked) = asked else { continue };
             if asked.ends.len() >= ENDS_PER_ATTEMPT_MAX {
                 self.overflow(*client);
                 continue;
             }
-            let notice = notice.clone().filter(|_| !is_told);
+            let notice = notice.clone().filter(|_| !is_known);
             asked.ends.push_back(EndMeanwhile { fence: loss.fence, notice, of_session });
         }
-        for watcher in watchers {
-            if !concerned.contains(&watcher) && !asking.iter().any(|(client, _)| *client == watcher) {
-                concerned.push(watcher);
+        let Some(notice) = notice else { return };
+        for (client, concern) in concerns {
+            if concern.is_known || (concern.of_session && !concern.is_asked_for) {
+                self.tell(client, notice.clone());
             }
-        }
-        if let Some(notice) = notice {
-            concerned.into_iter().for_each(|client| self.tell(client, notice.clone()));
         }
     }
 
@@ -257,22 +256,22 @@ impl LossTable {
 
     /// The state does not have it any more; when that came about was missed.
     pub(super) fn gone(&mut self, key: &GrantKey, cause: LossCause, successor: Option<Fence>) {
-        for client in self.grants.get(key).cloned().into_iter().flatten() {
-            let record = self.clients.get_mut(&client);
-            let Some(grant) = record.and_then(|record| record.grants.get(key).copied()) else { continue };
+        let mut stay = SmallVec::new();
+        for client in self.grants.remove(key).into_iter().flatten() {
+            let Some(record) = self.clients.get_mut(&client) else { continue };
+            let Some(grant) = record.grants.get(key).copied() else { continue };
             if !grant.stood || !grant.is_doubtful {
+                stay.push(client);
                 continue;
             }
             let (kind, cause) = (NoticeKind::Lost, cause.as_str());
             let (resource, fence) = (key.resource.clone(), key.fence);
-            self.forget_grant(key, client);
+            record.grants.remove(key);
             self.tell(client, LossNotice { kind, resource, fence, cause, successor, user: grant.user });
         }
-    }
-
-    fn forget_grant(&mut self, key: &GrantKey, client: u64) {
-        forget(&mut self.grants, key, client);
-        self.clients.get_mut(&client).and_then(|record| record.grants.remove(key));
+        if !stay.is_empty() {
+            self.grants.insert(key.clone(), stay);
+        }
     }
 
     /// The clients that know of a grant, which they do no longer.
@@ -319,6 +318,30 @@ impl LossTable {
     }
 }
 
+/// How the end of a grant concerns a client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Concern {
+    /// It was told of the grant.
+    is_known: bool,
+    /// It watches the grant's session.
+    of_session: bool,
+    /// It may be waiting for this very grant.
+    is_asked_for: bool,
+}
+
+/// Linear in their number: thousands may watch one session, or wait for one name.
+fn concerns_of<T: Eq + Hash>(
+    known_by: impl IntoIterator<Item = T>,
+    watchers: impl IntoIterator<Item = T>,
+    asking: impl IntoIterator<Item = T>,
+) -> FxHashMap<T, Concern> {
+    let mut concerns = FxHashMap::<T, Concern>::default();
+    known_by.into_iter().for_each(|client| concerns.entry(client).or_default().is_known = true);
+    watchers.into_iter().for_each(|client| concerns.entry(client).or_default().of_session = true);
+    asking.into_iter().for_each(|client| concerns.entry(client).or_default().is_asked_for = true);
+    concerns
+}
+
 pub(super) fn forget<K: Hash + Eq>(
     map: &mut HashMap<K, SmallVec<[u64; 1]>, impl BuildHasher>,
     key: &K,
@@ -328,5 +351,50 @@ pub(super) fn forget<K: Hash + Eq>(
     clients.retain(|other| *other != client);
     if clients.is_empty() {
         map.remove(key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::hash::Hasher;
+
+    thread_local! {
+        static COMPARISONS: Cell<usize> = const { Cell::new(0) };
+    }
+
+    /// A client whose comparisons are counted.
+    #[derive(Clone, Copy, Debug, Eq)]
+    struct Counted(u64);
+
+    impl Hash for Counted {
+        fn hash<H: Hasher>(&self, state: &mut H) {
+            self.0.hash(state);
+        }
+    }
+
+    impl PartialEq for Counted {
+        fn eq(&self, other: &Counted) -> bool {
+            COMPARISONS.with(|count| count.set(count.get() + 1));
+            self.0 == other.0
+        }
+    }
+
+    #[test]
+    fn who_is_concerned_is_found_in_linear_time() {
+        const CLIENTS: u64 = 5_000;
+        let clients = |from: u64| (from..from + CLIENTS).map(Counted);
+        let concerns = concerns_of(clients(0), clients(1), clients(2));
+        let comparisons = COMPARISONS.with(Cell::get);
+        assert!(comparisons < 4 * 3 * CLIENTS as usize, "{comparisons} comparisons for {CLIENTS} clients");
+        assert_eq!(concerns.len() as u64, CLIENTS + 2);
+        let of = |client| {
+            let Concern { is_known, of_session, is_asked_for } = concerns[&Counted(client)];
+            (is_known, of_session, is_asked_for)
+        };
+        assert_eq!((of(0), of(1)), ((true, false, false), (true, true, false)));
+        assert_eq!((of(2), of(CLIENTS)), ((true, true, true), (false, true, true)));
+        assert_eq!(of(CLIENTS + 1), (false, false, true));
     }
 }

@@ -8,7 +8,9 @@
 //! Redis it is that Redis's number, and this node's own listeners are counted one by one; those of another proxy count as one.
 
 use super::{help, is, unknown_subcommand, wrong_arity, Local};
-use crate::events::{SubscriberInbox, SubscriptionKind};
+use crate::events::{
+    steps_max, PatternLimit, SubscriberInbox, SubscriptionKind, PATTERN_STEPS_PER_CLIENT_MAX,
+};
 use crate::server::client::session::{name_bytes, Subscriptions};
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
@@ -106,9 +108,20 @@ impl CommandContext {
             }
             SubscriptionKind::Pattern => {
                 names.iter().try_for_each(|name| errors::check_pattern(name))?;
-                if !self.server.hub.has_room_for_patterns(names.iter().map(Bytes::len).sum()) {
-                    return Err(Refusal::new(
+                self.server.hub.check_room_for_patterns(names).map_err(|limit| match limit {
+                    PatternLimit::Bytes => Refusal::new(
                         "ERR the clients of this node listen to 4 MiB of patterns already, the limit for one node",
+                    ),
+                    PatternLimit::Steps => Refusal::new(
+                        "ERR the clients of this node listen to too many patterns with '*' before the end; use channels, or patterns with one '*' at the end",
+                    ),
+                })?;
+                let held = self.client.subscriptions.iter().flat_map(|has| &has.patterns);
+                let (held, more): (u64, u64) =
+                    (held.map(|name| steps_max(name)).sum(), names.iter().map(|name| steps_max(name)).sum());
+                if more > 0 && held + more > PATTERN_STEPS_PER_CLIENT_MAX {
+                    return Err(Refusal::new(
+                        "ERR too many or too long patterns with '*' before the end for one client; use channels, or patterns with one '*' at the end",
                     ));
                 }
                 if patterns + new > PATTERN_BYTES_PER_CLIENT_MAX {
@@ -300,6 +313,29 @@ impl CommandContext {
         Progress::Done
     }
 
+    /// `PUBSUB CHANNELS [pattern]`: in a task of its own, which ends with its client. Many names may have to be matched.
+    fn pubsub_channels(&mut self, pattern: Option<&[u8]>) -> Progress {
+        if !self.can_join(InFlight::Alone) {
+            return Progress::Stalled;
+        }
+        let (hub, pattern) = (Arc::clone(&self.server.hub), pattern.map(Bytes::copy_from_slice));
+        let (mut sender, receiver) = oneshot::channel();
+        tokio::spawn(async move {
+            let names = tokio::select! {
+                names = hub.channels(pattern.as_deref()) => names,
+                () = sender.closed() => return,
+            };
+            let too_many = "ERR the names of all channels exceed 8 MiB, the limit of a reply; give a pattern";
+            // The client may be gone: then nobody misses the answer.
+            let _ = sender.send(match names {
+                Some(names) => Reply::Array(names.into_iter().map(Reply::Bulk).collect()),
+                None => Reply::Error(Refusal::new(too_many)),
+            });
+        });
+        self.await_call(InFlight::Alone, Source::Node(receiver), false, IfAbandoned::Nothing);
+        Progress::Done
+    }
+
     /// `PUBSUB CHANNELS [pattern]`, `NUMSUB [channel…]`, `NUMPAT`
     pub(in crate::server) fn pubsub(&mut self, argv: &[&[u8]]) -> Progress {
         let [_, verb, rest @ ..] = argv else { return self.refuse(wrong_arity(argv[0])) };
@@ -311,14 +347,7 @@ impl CommandContext {
         }
         let hub = &self.server.hub;
         let reply = match rest {
-            [] | [_] if is(verb, "CHANNELS") => match hub.channels(rest.first().copied()) {
-                Some(names) => Reply::Array(names.into_iter().map(Reply::Bulk).collect()),
-                None => {
-                    let text =
-                        "ERR the names of all channels exceed 8 MiB, the limit of a reply; give a pattern";
-                    return self.refuse(Refusal::new(text));
-                }
-            },
+            [] | [_] if is(verb, "CHANNELS") => return self.pubsub_channels(rest.first().copied()),
             _ if is(verb, "NUMSUB") => {
                 let pair = |name: &&[u8]| [Reply::bulk(name), Reply::Int(hub.listeners_of(name) as i64)];
                 Reply::Array(rest.iter().flat_map(pair).collect())
