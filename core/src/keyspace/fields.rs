@@ -94,7 +94,7 @@ impl<V: Clone + Weigh> Fields<V> {
     pub(super) fn compared_bytes(&self, name: &[u8]) -> usize {
         let compares = match &self.form {
             FieldsForm::Small(entries) => entries.len(),
-            FieldsForm::Large(tree) => tree.len().ilog2() as usize + 1,
+            FieldsForm::Large(tree) => tree.len().checked_ilog2().unwrap_or(0) as usize + 1,
         };
         name.len() * compares
     }

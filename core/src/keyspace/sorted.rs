@@ -114,7 +114,9 @@ impl Sorted {
     pub(super) fn compared_bytes(&self, member: &[u8]) -> usize {
         let compares = match &self.form {
             SortedForm::Small(entries) => entries.len(),
-            SortedForm::Large { by_member, .. } => 2 * (by_member.len().ilog2() as usize + 1),
+            SortedForm::Large { by_member, .. } => {
+                2 * (by_member.len().checked_ilog2().unwrap_or(0) as usize + 1)
+            }
         };
         member.len() * compares
     }

@@ -23,11 +23,11 @@ enum Place {
 
 /// Whether a new waiter is granted what it waits for by the same command.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    Free,
+enum Prospect {
+    Certain,
     /// If the steps of this entry last, which is not certain: if they do not it waits, so it may not close a circle.
-    Open,
-    Barred,
+    Possible,
+    No,
 }
 
 impl Machine {
@@ -54,12 +54,12 @@ impl Machine {
         self.room_for_waiter(params.asker(), params.kind, params.value, slots.len())?;
         let record = Waiter::new(params.asker(), session, params.ttl_ms, self.clock.logical_ms, pending)
             .of_kind(params.kind, params.value);
-        let way = self.way_by_wounds(slots, &record);
-        if way != Way::Free {
+        let prospect = self.prospect_by_wounds(slots, &record);
+        if prospect != Prospect::Certain {
             self.refuse_older(session, slots)?;
             self.refuse_circle(session, slots, params.kind)?;
         }
-        if way != Way::Barred {
+        if prospect != Prospect::No {
             // It is served, not queued: whoever is in the way loses the lock at the end of this command.
             self.to_serve.extend(slots);
         }
@@ -95,12 +95,12 @@ impl Machine {
         // Bound to its hold, not to a time of its own.
         let mut record = Waiter::new(asker, session, 0, self.clock.logical_ms, pending);
         record.converts = params.fence;
-        let way = self.way_for(&[slot], &record);
-        if way != Way::Free {
+        let prospect = self.prospect_of(&[slot], &record);
+        if prospect != Prospect::Certain {
             self.refuse_older_holders(session, slot)?;
             self.refuse_circle_of_holders(session, slot)?;
         }
-        if way != Way::Barred {
+        if prospect != Prospect::No {
             self.to_serve.push_back(slot);
         }
         let waiter = self.waiters.insert(record);
@@ -109,25 +109,25 @@ impl Machine {
         Ok(())
     }
 
-    /// The way of a new waiter that would be first everywhere, and may take what is in its way from younger sessions.
-    fn way_by_wounds(&self, slots: &[LockSlot], record: &Waiter) -> Way {
+    /// The prospect of a new waiter that would be first everywhere, and may take what is in its way from younger sessions.
+    fn prospect_by_wounds(&self, slots: &[LockSlot], record: &Waiter) -> Prospect {
         let is_first = || slots.iter().all(|slot| self.locks[*slot].queue.len == 0);
         match self.wounds(record.session) && is_first() {
-            true => self.way_for(slots, record),
-            false => Way::Barred,
+            true => self.prospect_of(slots, record),
+            false => Prospect::No,
         }
     }
 
-    /// The way of a new waiter that is first everywhere. It is looked at again when it is served, twice for each time that one of its
+    /// The prospect of a new waiter that is first everywhere. It is looked at again when it is served, twice for each time that one of its
     /// locks is found to be due; what is left for this entry has to last.
-    fn way_for(&self, slots: &[LockSlot], record: &Waiter) -> Way {
+    fn prospect_of(&self, slots: &[LockSlot], record: &Waiter) -> Prospect {
         let before = self.wound_steps_left.get();
         let may_have_it = slots.iter().all(|slot| self.in_the_way(*slot, record).is_some());
         let left = self.wound_steps_left.get();
         match may_have_it {
-            true if (before - left) * 2 * (slots.len() + 1) <= left => Way::Free,
-            true => Way::Open,
-            false => Way::Barred,
+            true if (before - left) * 2 * (slots.len() + 1) <= left => Prospect::Certain,
+            true => Prospect::Possible,
+            false => Prospect::No,
         }
     }
 

@@ -18,21 +18,21 @@ use smallvec::SmallVec;
 
 /// A waiter that was found to wait for more, while nothing has happened since.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Barred {
+struct StillWaiting {
     waiter: WaiterSlot,
     event_seq: u64,
 }
 
 impl Machine {
     pub(crate) fn serve_all(&mut self, out: &mut Applied) {
-        let mut barred = None;
+        let mut still_waiting = None;
         while let Some(slot) = self.to_serve.pop_front() {
-            while self.serve(slot, &mut barred, out) {}
+            while self.serve(slot, &mut still_waiting, out) {}
         }
     }
 
     /// Serves a lock once. True if it must be served again.
-    fn serve(&mut self, slot: LockSlot, barred: &mut Option<Barred>, out: &mut Applied) -> bool {
+    fn serve(&mut self, slot: LockSlot, still_waiting: &mut Option<StillWaiting>, out: &mut Applied) -> bool {
         // The record may be gone, or its slot reused by another lock: serving a lock once more does no harm.
         let Some(lock) = self.locks.get(slot) else { return false };
         let first = self.queue_entries.get(lock.queue.head).map(|entry| entry.waiter);
@@ -57,13 +57,13 @@ impl Machine {
             return true;
         }
         // A multi-lock stands first at many locks, and is looked at for each of them.
-        let look = Barred { waiter, event_seq: self.event_seq };
-        if *barred == Some(look) {
+        let look = StillWaiting { waiter, event_seq: self.event_seq };
+        if *still_waiting == Some(look) {
             return false;
         }
         if !self.is_first_everywhere(waiter, out) {
             // Where the look itself has ended something, another one may find more.
-            *barred = Some(look).filter(|look| look.event_seq == self.event_seq);
+            *still_waiting = Some(look).filter(|look| look.event_seq == self.event_seq);
             return false;
         }
         self.grant_waiter(waiter, out);
