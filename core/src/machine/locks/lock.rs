@@ -12,7 +12,7 @@ use crate::machine::snapshot::write::kind;
 use crate::machine::store::deadlines::NEVER;
 use crate::machine::store::hash_key::HashKey;
 use crate::machine::store::list::{Linked, Links, List};
-use crate::machine::store::slab::{Image, Slab};
+use crate::machine::store::slab::{Image, Slab, SLOTS_MAX};
 use crate::machine::{LockSlot, QueueEntry, SessionSlot, Slot};
 use crate::mutant;
 use crate::types::{Fence, LockMode, OwnerIdentity, Reason, UserTag};
@@ -496,17 +496,41 @@ pub(crate) struct Names {
     shards: Box<[HashTable<NamedSlot>]>,
 }
 
-/// With a part of the name's hash: another's record is not looked at, neither in a search nor when a table grows.
-#[derive(Clone, Copy)]
-struct NamedSlot {
-    hash: u32,
-    slot: LockSlot,
-}
+/// A slot, which takes 24 bits, and 8 bits of its name's hash that the table does not go by: with the 7 that the table keeps, hardly another's
+/// record is looked at in a search. No more of the hash is kept: it would cost every lock eight bytes. A table that grows reads the names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct NamedSlot(u32);
+
+const _: () = assert!(SLOTS_MAX == 1 << 24);
 
 impl NamedSlot {
-    /// What the table goes by: its lowest and its seven highest bits.
-    fn table_hash(&self) -> u64 {
-        u64::from(self.hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    #[inline]
+    fn new(hash: u64, slot: LockSlot) -> NamedSlot {
+        NamedSlot((hash >> 48) as u32 & 0xff | slot.number() << 8)
+    }
+
+    #[inline]
+    fn slot(self) -> LockSlot {
+        LockSlot::new(self.0 >> 8)
+    }
+
+    #[inline]
+    fn may_have(self, hash: u64) -> bool {
+        self.0 & 0xff == (hash >> 48) as u32 & 0xff
+    }
+}
+
+/// A table goes by the lowest and the seven highest bits.
+#[inline]
+fn shard_of(hash: u64) -> usize {
+    (hash >> 40) as usize % SHARDS
+}
+
+/// The hash of a record's name.
+fn hash_by(key: HashKey, locks: &Slab<Lock>) -> impl Fn(LockSlot) -> u64 + '_ {
+    move |slot| {
+        let lock = &locks[slot];
+        key.of_name(lock.db(), lock.name())
     }
 }
 
@@ -517,43 +541,36 @@ impl Default for Names {
 }
 
 impl Names {
-    /// The number of the table, and the hash in it.
-    #[inline]
-    fn shard_and_hash(&self, db: Db, name: &[u8]) -> (usize, u32) {
-        let hash = self.key.of_name(db, name);
-        ((hash >> 40) as usize % SHARDS, hash as u32)
-    }
-
     #[inline]
     pub(crate) fn find(&self, locks: &Slab<Lock>, db: Db, name: &[u8]) -> Option<LockSlot> {
-        let (shard, hash) = self.shard_and_hash(db, name);
+        let hash = self.key.of_name(db, name);
         let same = |named: &NamedSlot| {
             let is_it = || {
-                let lock = &locks[named.slot];
+                let lock = &locks[named.slot()];
                 lock.db() == db && lock.name() == name
             };
-            named.hash == hash && is_it()
+            named.may_have(hash) && is_it()
         };
-        let wanted = NamedSlot { hash, slot: LockSlot::NONE };
-        self.shards[shard].find(wanted.table_hash(), same).map(|named| named.slot)
+        self.shards[shard_of(hash)].find(hash, same).map(|named| named.slot())
     }
 
     pub(crate) fn insert(&mut self, locks: &Slab<Lock>, slot: LockSlot) {
-        let (shard, hash) = self.shard_and_hash(locks[slot].db(), locks[slot].name());
-        let named = NamedSlot { hash, slot };
-        self.shards[shard].insert_unique(named.table_hash(), named, NamedSlot::table_hash);
+        let hash_of = hash_by(self.key, locks);
+        let hash = hash_of(slot);
+        let shard = &mut self.shards[shard_of(hash)];
+        shard.insert_unique(hash, NamedSlot::new(hash, slot), |other| hash_of(other.slot()));
     }
 
     /// Call before the record goes.
     pub(crate) fn remove(&mut self, locks: &Slab<Lock>, slot: LockSlot) {
-        let (shard, hash) = self.shard_and_hash(locks[slot].db(), locks[slot].name());
-        let shard = &mut self.shards[shard];
-        let named = NamedSlot { hash, slot };
-        if let Ok(entry) = shard.find_entry(named.table_hash(), |other| other.slot == slot) {
+        let hash_of = hash_by(self.key, locks);
+        let hash = hash_of(slot);
+        let shard = &mut self.shards[shard_of(hash)];
+        if let Ok(entry) = shard.find_entry(hash, |other| other.slot() == slot) {
             entry.remove();
         }
         if shard.capacity() > 64 && shard.len() < shard.capacity() / 8 {
-            shard.shrink_to(shard.len() * 2, NamedSlot::table_hash);
+            shard.shrink_to(shard.len() * 2, |other| hash_of(other.slot()));
         }
     }
 }

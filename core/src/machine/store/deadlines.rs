@@ -4,6 +4,7 @@
 //! A four-way heap that knows where each item sits. It is worked out from the records, so it is not part of a snapshot.
 
 use crate::machine::log::command::Db;
+use crate::machine::store::slab::SLOTS_MAX;
 use crate::machine::{HolderSlot, LockSlot, SessionSlot, WaiterSlot};
 
 /// No deadline at all.
@@ -32,25 +33,33 @@ impl Timer {
     }
 }
 
+/// Twelve bytes, for which the time does without its alignment: there is one for each held lock.
 #[derive(Clone, Copy)]
+#[repr(C, packed(4))]
 struct HeapItem {
     at_ms: u64,
-    /// The timer's kind in the upper half, its slot in the lower.
-    key: u64,
+    /// The timer's kind above its slot, which takes 24 bits.
+    key: u32,
 }
 
+const _: () = assert!(size_of::<HeapItem>() == 12 && SLOTS_MAX == 1 << SLOT_BITS);
+const SLOT_BITS: u32 = 24;
+
 impl HeapItem {
+    #[inline]
     fn new(at_ms: u64, timer: Timer) -> HeapItem {
         let (kind, slot) = timer.parts();
-        HeapItem { at_ms, key: (kind as u64) << 32 | u64::from(slot) }
+        HeapItem { at_ms, key: (kind as u32) << SLOT_BITS | slot }
     }
 
+    #[inline]
     fn kind(self) -> usize {
-        (self.key >> 32) as usize
+        (self.key >> SLOT_BITS) as usize
     }
 
+    #[inline]
     fn slot(self) -> u32 {
-        self.key as u32
+        self.key & ((1 << SLOT_BITS) - 1)
     }
 
     /// What items are ordered by, as one number: compared without a branch.

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::ops::Index;
 
 /// Numbers stay below this: the free map has four levels of 64.
-const SLOTS_MAX: u32 = 1 << 24;
+pub(crate) const SLOTS_MAX: u32 = 1 << 24;
 const CHUNK_SLOTS: usize = 256;
 
 /// How a record looks in a snapshot. What can be worked out from other records is not part of it.
