@@ -77,6 +77,20 @@ impl<'a> Reader<'a> {
         self.varint_by_byte()
     }
 
+    /// A varint that is checked and not looked at.
+    #[inline]
+    pub(crate) fn skip_varint(&mut self) -> Option<()> {
+        if let Some(bytes) = self.rest.first_chunk::<8>() {
+            let ends = !u64::from_le_bytes(*bytes) & 0x8080_8080_8080_8080;
+            if ends != 0 {
+                let last = ends.trailing_zeros() as usize / 8;
+                self.rest = &self.rest[last + 1..];
+                return (last == 0 || bytes[last] > 0).then_some(());
+            }
+        }
+        self.varint_by_byte().map(|_| ())
+    }
+
     fn varint_by_byte(&mut self) -> Option<u64> {
         let mut value = 0u64;
         let mut shift = 0u32;
@@ -254,6 +268,11 @@ mod tests {
             bytes.truncate(round as usize % 18 + 1);
             let (mut at_once, mut by_byte) = (Reader::new(&bytes), Reader::new(&bytes));
             let read = at_once.varint();
+            let mut skipping = Reader::new(&bytes);
+            assert_eq!(skipping.skip_varint().is_some(), read.is_some(), "{bytes:02x?}");
+            if read.is_some() {
+                assert_eq!(skipping.rest, at_once.rest, "{bytes:02x?}");
+            }
             assert_eq!(read, by_byte.varint_by_byte(), "{bytes:02x?}");
             assert!(read.is_none() || at_once.rest() == by_byte.rest(), "{bytes:02x?}");
         }

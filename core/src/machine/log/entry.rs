@@ -232,7 +232,7 @@ fn check_entry(bytes: &[u8], gate: Gate) -> Result<(Stamp, Reader<'_>), EntryErr
     while !reader.is_empty() {
         let batch = read_head(&mut reader).ok_or(EntryError::Frame)?;
         for at in at..at + batch.count {
-            let (_, blob) = read_numbered(&mut reader).ok_or(EntryError::Frame)?;
+            let blob = skip_number(&mut reader).ok_or(EntryError::Frame)?;
             check_logged(at, blob, gate)?;
         }
         at += batch.count;
@@ -250,6 +250,13 @@ fn read_head(reader: &mut Reader<'_>) -> Option<BatchHead> {
 #[inline]
 fn read_numbered<'a>(reader: &mut Reader<'a>) -> Option<(u64, &'a [u8])> {
     Some((reader.varint()?, reader.bytes()?))
+}
+
+/// The same without the number.
+#[inline]
+fn skip_number<'a>(reader: &mut Reader<'a>) -> Option<&'a [u8]> {
+    reader.skip_varint()?;
+    reader.bytes()
 }
 
 /// Whether this node can apply the command at this place.

@@ -67,6 +67,16 @@ pub(crate) fn read_acquire_params<'a>(
     Some((ttl_ms, wait_ms, owner, session))
 }
 
+/// The same, checked and not looked at.
+#[inline]
+pub(crate) fn skip_acquire_params(reader: &mut Reader<'_>) -> Option<()> {
+    let (_ttl_ms, _wait_ms, _owner) = (reader.skip_varint()?, reader.skip_varint()?, reader.bytes()?);
+    if reader.flag()? {
+        read_session(reader)?;
+    }
+    Some(())
+}
+
 /// The database and the names of a multi-lock.
 pub(crate) fn put_resources(out: &mut Vec<u8>, db: Db, resources: &[&[u8]]) {
     put_varint(out, u64::from(db));
