@@ -4,7 +4,7 @@ use redfence_core::grammar;
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::request::{work, MachineWork, RequestContext};
 use redfence_core::machine::version::UpgradeCommand;
-use redfence_core::machine::{Applied, Command, EntryBuilder, Limits, Loss, Machine, Query, Wanted};
+use redfence_core::machine::{Applied, Command, EntryBuilder, Limits, Loss, Machine, Query, Wanted, Words};
 use redfence_core::reply::Reply;
 use redfence_core::types::{
     Fence, LockKind, LossCause, Origin, RequestId, SessionId, SessionPolicy, SessionScope, Stamp,
@@ -394,9 +394,28 @@ fn a_command_does_not_end_a_long_backlog_of_holders() {
     let one = node.fence("LOCK.ACQUIRE single 100000 SHARED");
     node.now_ms += 5_000;
     // Behind it in the same entry: 4,096 of 22,000 have ended, and it may end 16,384.
+    let resources = names.iter().map(|name| name.as_bytes());
+    let del: Words<'_> = std::iter::once(&b"DEL"[..]).chain(resources.clone()).collect();
+    let (db, resp, member, watched) = (0, Resp::Two, None, Vec::new());
+    let owner = &b"next"[..];
+    node.apply(&[
+        Command::MAcquire {
+            db,
+            resources: resources.collect(),
+            ttl_ms: 1_000,
+            wait_ms: 0,
+            owner,
+            session: None,
+        },
+        Command::Redis { db, resp, member, argv: del.clone() },
+        Command::Transaction { db, resp, member, watched, commands: vec![del] },
+    ]);
+    assert_eq!(node.replies.len(), 3);
+    for (_, reply) in std::mem::take(&mut node.replies) {
+        let refused = error(Some(reply));
+        assert!(refused.starts_with("UNAVAILABLE"), "{refused}");
+    }
     let asked = format!("LOCK.MACQUIRE {NAMES} {list} 1000 OWNER next");
-    let refused = error(node.say(&asked));
-    assert!(refused.starts_with("UNAVAILABLE"), "{refused}");
     assert_eq!(node.say(&format!("LOCK.RELEASE single {one}")), Some(Reply::Released), "it has one holder");
     let mut entries = 0;
     while !matches!(node.say(&asked), Some(Reply::GrantedMany { .. })) {

@@ -285,20 +285,27 @@ impl Machine {
     /// they are written. Answers the database of the command after this one.
     fn refresh(&mut self, db: Db, argv: &[&[u8]], out: &mut Applied) -> Db {
         let is_due = self.next_end_ms().is_some_and(|at_ms| at_ms <= self.clock.logical_ms);
-        let Some(name) = argv.first().filter(|_| is_due || !self.sweep.is_over()) else { return db };
-        if grammar::is_ours(name) {
-            for name in Machine::names_changed(argv) {
-                self.find_fresh(db, name, out);
-            }
-            return db;
+        match is_due || !self.sweep.is_over() {
+            true => for_each_name(db, argv, |db, name| _ = self.find_fresh(db, name, out)),
+            false => db,
         }
-        let Some(row) = table::find(name) else { return db };
-        for key in row.keys_of(argv) {
-            self.find_fresh(db, key, out);
-        }
-        match argv {
-            [_, number] if row.name == "select" => keyspace::database(number).unwrap_or(db),
-            _ => db,
-        }
+    }
+}
+
+/// Visits the keys that a Redis command names, or the locks that one of ours does in a transaction. Answers the database of the command
+/// after this one.
+pub(crate) fn for_each_name(db: Db, argv: &[&[u8]], mut visit: impl FnMut(Db, &[u8])) -> Db {
+    let Some(name) = argv.first() else { return db };
+    if grammar::is_ours(name) {
+        Machine::names_changed(argv).iter().for_each(|name| visit(db, name));
+        return db;
+    }
+    let Some(row) = table::find(name) else { return db };
+    for key in row.keys_of(argv) {
+        visit(db, key);
+    }
+    match argv {
+        [_, number] if row.name == "select" => keyspace::database(number).unwrap_or(db),
+        _ => db,
     }
 }

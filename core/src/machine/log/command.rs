@@ -3,6 +3,7 @@
 use crate::grammar::convert::ConvertTo;
 use crate::keyspace::Resp;
 use crate::machine::digest::DigestCommand;
+use crate::machine::keys::redis::for_each_name;
 use crate::machine::log::conditional::Conditional;
 use crate::machine::log::effects::{Effects, Step};
 use crate::machine::settings::SettingsCommand;
@@ -245,7 +246,8 @@ impl<'a> Command<'a> {
 }
 
 impl Command<'_> {
-    /// Visits the names of the locks that a lock command is about.
+    /// Visits the names of the locks and keys of which what is due ends before the command does anything. The effects of a script are
+    /// not looked at: a script runs when nothing is due.
     pub(crate) fn for_each_lock(&self, mut visit: impl FnMut(Db, &[u8])) {
         match self {
             Command::Acquire { db, resource, .. }
@@ -259,12 +261,16 @@ impl Command<'_> {
                 resources.iter().for_each(|name| visit(*db, name));
             }
             Command::MRelease { db, pairs } => pairs.iter().for_each(|(name, _)| visit(*db, name)),
+            Command::Redis { db, argv, .. } | Command::FenceCall { db, argv, .. } => {
+                for_each_name(*db, argv, visit);
+            }
+            Command::Transaction { db, watched, commands, .. } => {
+                watched.iter().for_each(|key| visit(key.db, key.key));
+                commands.iter().fold(*db, |db, argv| for_each_name(db, argv, &mut visit));
+            }
+            Command::Conditional(conditional) => visit(conditional.db, conditional.key()),
             Command::OfUser(of_user) => of_user.command.for_each_lock(visit),
-            Command::Redis { .. }
-            | Command::Transaction { .. }
-            | Command::FenceCall { .. }
-            | Command::Conditional(_)
-            | Command::Effects(_)
+            Command::Effects(_)
             | Command::SessionOpenWith { .. }
             | Command::SessionOpen { .. }
             | Command::SessionKeepAlive { .. }

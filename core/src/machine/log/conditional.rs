@@ -181,6 +181,10 @@ impl Machine {
 }
 
 impl<'a> Conditional<'a> {
+    pub(crate) fn key(&self) -> &[u8] {
+        self.words[KEY]
+    }
+
     /// The commands it may run.
     pub(crate) fn calls(&self) -> impl Iterator<Item = Words<'a>> + '_ {
         let writes =
