@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::task::{Context, Poll, Waker};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, Semaphore};
 
 pub use pattern_cost::{steps_max, PatternLimit, PATTERN_STEPS_PER_CLIENT_MAX};
 
@@ -153,11 +153,20 @@ struct Subscriber {
     account: Arc<Account>,
 }
 
+/// Who listens to one pattern, which is numbered in the order of coming.
+#[derive(Debug, Default)]
+struct PatternListeners {
+    number: u64,
+    subscribers: Vec<Subscriber>,
+}
+
 #[derive(Debug, Default)]
 struct SubscriptionTable {
     channels: HashMap<Bytes, Vec<Subscriber>>,
     /// In order, so that a message can be matched from behind any of them on.
-    patterns: BTreeMap<Bytes, Vec<Subscriber>>,
+    patterns: BTreeMap<Bytes, PatternListeners>,
+    /// The number of the pattern that comes next.
+    next_pattern: u64,
     pattern_load: PatternLoad,
     shards: HashMap<Bytes, Vec<Subscriber>>,
 }
@@ -194,10 +203,19 @@ impl Publication {
     }
 }
 
+/// How many a message would reach, and what it took to count them: as much as to deliver it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceiverCount {
+    pub receivers: usize,
+    pub steps: u64,
+}
+
 /// All listeners of this node.
 #[derive(Debug)]
 pub struct Hub {
     table: RwLock<SubscriptionTable>,
+    /// Only one list of all channels is made at a time: it may take as much memory as they do.
+    channel_lists: Semaphore,
     /// Without subscribers, apply collects no events and messages.
     demand: Arc<Demand>,
 }
@@ -206,7 +224,7 @@ impl Hub {
     /// `demand` is where listeners are counted.
     #[must_use]
     pub fn new(demand: Arc<Demand>) -> Hub {
-        Hub { table: RwLock::default(), demand }
+        Hub { table: RwLock::default(), channel_lists: Semaphore::new(1), demand }
     }
 
     /// Sends an invalidation to one client, if it subscribes to the invalidation channel, as in Redis.
@@ -278,31 +296,38 @@ impl Hub {
 
     /// How many a message on this channel would reach.
     #[must_use]
-    pub fn receivers_of(&self, channel: &[u8]) -> usize {
+    pub fn receivers_of(&self, channel: &[u8]) -> ReceiverCount {
         self.count(channel, <[Subscriber]>::len)
     }
 
     /// How many of [`Hub::receivers_of`] an upstream Redis does not count: to it all listeners of one name here are one. A channel
     /// whose name is longer than those of this node is not matched against patterns.
     #[must_use]
-    pub fn receivers_unknown_to_upstream(&self, channel: &[u8]) -> usize {
+    pub fn receivers_unknown_to_upstream(&self, channel: &[u8]) -> ReceiverCount {
         match channel.len() <= CHANNEL_BYTES_MAX {
             true => self.count(channel, |listeners| listeners.len().saturating_sub(1)),
-            false => self.listeners_of(channel).saturating_sub(1),
+            false => ReceiverCount { receivers: self.listeners_of(channel).saturating_sub(1), steps: 0 },
         }
     }
 
-    fn count(&self, channel: &[u8], of: impl Fn(&[Subscriber]) -> usize) -> usize {
+    /// Whether [`Hub::receivers_unknown_to_upstream`] may be more than none, without looking for long.
+    #[must_use]
+    pub fn may_have_receivers_unknown_to_upstream(&self, channel: &[u8]) -> bool {
         let table = self.table.read().expect("lock poisoned");
-        let mut sum = table.channels.get(channel).map_or(0, |listeners| of(listeners));
+        !table.patterns.is_empty() || table.channels.get(channel).is_some_and(|listeners| listeners.len() > 1)
+    }
+
+    fn count(&self, channel: &[u8], of: impl Fn(&[Subscriber]) -> usize) -> ReceiverCount {
+        let table = self.table.read().expect("lock poisoned");
+        let mut receivers = table.channels.get(channel).map_or(0, |listeners| of(listeners));
         drop(table);
         let mut cursor = PatternCursor::default();
         let mut slice = || {
             let table = self.table.read().expect("lock poisoned");
-            table.visit_matches(channel, &mut cursor, |_, listeners| sum += of(listeners))
+            table.visit_matches(channel, &mut cursor, |_, listeners| receivers += of(listeners))
         };
         while !slice() {}
-        sum
+        ReceiverCount { receivers, steps: cursor.steps }
     }
 
     /// Delivers a message to all subscribers; returns how many there were. Never waits.
@@ -341,7 +366,8 @@ impl Hub {
     /// The feed of this node's apply has a gap: notifies all subscribers.
     pub fn tell_all_missed(&self) {
         let table = self.table.read().expect("lock poisoned");
-        let lists = table.channels.values().chain(table.patterns.values()).chain(table.shards.values());
+        let of_patterns = table.patterns.values().map(|pattern| &pattern.subscribers);
+        let lists = table.channels.values().chain(of_patterns).chain(table.shards.values());
         lists.flatten().for_each(|listener| listener.deliver(SubscriberDelivery::Missed, 0, 0));
     }
 
@@ -349,7 +375,8 @@ impl Hub {
     pub fn tell_missed(&self) {
         let table = self.table.read().expect("lock poisoned");
         let channels = table.channels.iter().filter(|(name, _)| !is_about_locks(name));
-        let patterns = table.patterns.iter().filter(|(name, _)| !is_about_locks(name));
+        let patterns = table.patterns.iter().map(|(name, pattern)| (name, &pattern.subscribers));
+        let patterns = patterns.filter(|(name, _)| !is_about_locks(name));
         for listener in channels.chain(patterns).chain(&table.shards).flat_map(|(_, listeners)| listeners) {
             listener.deliver(SubscriberDelivery::Missed, 0, 0);
         }
@@ -366,6 +393,7 @@ impl Hub {
     /// `PUBSUB CHANNELS`: channels with listeners. `None` where they are too many for a reply. Others get their turn in between: a
     /// costly pattern takes a millisecond for each channel.
     pub async fn channels(&self, pattern: Option<&[u8]>) -> Option<Vec<Bytes>> {
+        let _one_at_a_time = self.channel_lists.acquire().await.expect("never closed");
         let mut names = self.channel_names();
         if let Some(pattern) = pattern {
             let all = std::mem::take(&mut names);
@@ -460,13 +488,13 @@ impl SubscriptionTable {
     }
 
     fn deliver_to_pattern(&self, pattern: &Bytes, message: &PubSubMessage) -> usize {
-        deliver_to(self.patterns.get(pattern).map_or(&[][..], Vec::as_slice), message)
+        deliver_to(self.patterns.get(pattern).map_or(&[][..], |pattern| &pattern.subscribers), message)
     }
 
     fn listeners_mut(&mut self, kind: SubscriptionKind, name: &[u8]) -> Option<&mut Vec<Subscriber>> {
         match kind {
             SubscriptionKind::Channel => self.channels.get_mut(name),
-            SubscriptionKind::Pattern => self.patterns.get_mut(name),
+            SubscriptionKind::Pattern => self.patterns.get_mut(name).map(|pattern| &mut pattern.subscribers),
             SubscriptionKind::Shard => self.shards.get_mut(name),
         }
     }
@@ -474,7 +502,13 @@ impl SubscriptionTable {
     fn listeners_or_default(&mut self, kind: SubscriptionKind, name: &Bytes) -> &mut Vec<Subscriber> {
         match kind {
             SubscriptionKind::Channel => self.channels.entry(name.clone()).or_default(),
-            SubscriptionKind::Pattern => self.patterns.entry(name.clone()).or_default(),
+            SubscriptionKind::Pattern => {
+                let pattern = self.patterns.entry(name.clone()).or_insert_with(|| {
+                    self.next_pattern += 1;
+                    PatternListeners { number: self.next_pattern, subscribers: Vec::new() }
+                });
+                &mut pattern.subscribers
+            }
             SubscriptionKind::Shard => self.shards.entry(name.clone()).or_default(),
         }
     }
@@ -668,7 +702,7 @@ mod tests {
         }
         assert!(slices >= 5, "{slices} slices");
         assert_eq!(publication.receivers, 2);
-        assert_eq!(hub.receivers_of(&channel), 2);
+        assert_eq!(hub.receivers_of(&channel).receivers, 2);
         assert_eq!(hub.publish(&channel, &Bytes::from_static(b"2")), 2);
         let of = |text: &'static [u8]| {
             let text = Bytes::from_static(text);
@@ -679,6 +713,23 @@ mod tests {
             [of(b"1"), of(b"2")].concat(),
             "in the order in which they were published"
         );
+    }
+
+    #[test]
+    fn a_message_ends_although_patterns_go_on_coming() {
+        let hub = Hub::new(Arc::default());
+        let mut inbox = inbox();
+        let channel = costly_channel();
+        (0..3).for_each(|number| hub.subscribe(&inbox, SubscriptionKind::Pattern, &costly_pattern(number)));
+        let mut publication = Publication::new(channel.clone(), Bytes::from_static(b"1"));
+        let mut slices = 1;
+        while !hub.publish_slice(&mut publication) {
+            // Always one more behind the last.
+            hub.subscribe(&inbox, SubscriptionKind::Pattern, &costly_pattern(slices + 2));
+            slices += 1;
+            assert!(slices < 10, "it does not end");
+        }
+        assert_eq!(texts(&mut inbox), [(Some(costly_pattern(2)), Bytes::from_static(b"1"))]);
     }
 
     #[test]

@@ -17,9 +17,9 @@ mod tracking;
 
 pub use demand::Demand;
 pub use hub::{
-    is_about_locks, steps_max, Hub, PatternLimit, PubSubMessage, Publication, SubscriberDelivery,
-    SubscriberInbox, SubscriptionKind, INVALIDATE_CHANNEL, PATTERN_STEPS_PER_CLIENT_MAX,
+    is_about_locks, steps_max, Hub, PatternLimit, PubSubMessage, Publication, ReceiverCount,
+    SubscriberDelivery, SubscriberInbox, SubscriptionKind, INVALIDATE_CHANNEL, PATTERN_STEPS_PER_CLIENT_MAX,
 };
 pub use losses::{Attempt, AttemptBy, GrantKey, LossInbox, LossNotice, LossWatch, NoticeKind, ToldGrant};
-pub use publish_feed::publish_feed;
+pub use publish_feed::{publish, publish_feed, Turn};
 pub use tracking::{Invalidation, InvalidationInbox, Tracker, TrackingTerms};

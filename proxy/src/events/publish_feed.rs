@@ -32,10 +32,11 @@ pub async fn publish_feed(
                     publish(&hub, Publication::new(channel, message), &mut turn).await;
                 }
                 FeedItem::Ended(loss) => {
+                    // First: nobody is told to doubt a lock of which others hear meanwhile that it is lost.
+                    losses.ended(&loss);
                     if let Some(publication) = publication_of_loss(&loss) {
                         publish(&hub, publication, &mut turn).await;
                     }
-                    losses.ended(&loss);
                 }
                 FeedItem::Read { client, key } => tracker.read(client, &key),
                 FeedItem::Changed { by, key } => tracker.changed(&key, by),
@@ -54,7 +55,7 @@ pub async fn publish_feed(
 
 /// How much was done since others had their turn.
 #[derive(Debug, Default)]
-struct Turn {
+pub struct Turn {
     steps: u64,
 }
 
@@ -68,8 +69,8 @@ impl Turn {
     }
 }
 
-/// The next item waits until all subscribers have this one: that keeps the order.
-async fn publish(hub: &Hub, mut publication: Publication, turn: &mut Turn) {
+/// To all subscribers, with turns for others in between. The next item waits until all subscribers have this one: that keeps the order.
+pub async fn publish(hub: &Hub, mut publication: Publication, turn: &mut Turn) {
     loop {
         let before = publication.steps();
         let is_done = hub.publish_slice(&mut publication);

@@ -1,7 +1,7 @@
 //! Tells holders of locks to doubt them while this node does not reach the leader, and looks up grants of which only the state
 //! knows whether they stand.
 
-use crate::events::GrantKey;
+use crate::events::{publish, GrantKey, Publication, Turn};
 use crate::node_api::OwnedQuery;
 use crate::server::ServerState;
 use bytes::Bytes;
@@ -25,7 +25,7 @@ pub fn start(server: &Arc<ServerState>) {
         loop {
             tokio::time::sleep(PERIOD).await;
             let Some(server) = weak.upgrade() else { return };
-            out_of_reach_ms = doubt(&server, out_of_reach_ms);
+            out_of_reach_ms = doubt(&server, out_of_reach_ms).await;
         }
     });
     let weak = Arc::downgrade(server);
@@ -41,7 +41,7 @@ pub fn start(server: &Arc<ServerState>) {
 }
 
 /// Answers since when the leader is out of reach.
-fn doubt(server: &ServerState, since_ms: Option<u64>) -> Option<u64> {
+async fn doubt(server: &ServerState, since_ms: Option<u64>) -> Option<u64> {
     if server.tier2.status().quorum {
         if since_ms.is_some() {
             server.losses.trust();
@@ -51,10 +51,12 @@ fn doubt(server: &ServerState, since_ms: Option<u64>) -> Option<u64> {
     let now_ms = server.now_ms();
     let since_ms = since_ms.unwrap_or(now_ms.saturating_sub(SILENT_MS_MIN));
     if server.losses.has_clients() {
+        let mut turn = Turn::default();
         for notice in server.losses.suspect(now_ms.saturating_sub(since_ms)) {
             // For RESP2 clients, which get no pushes.
             let json = loss_to_json(notice.kind.as_str(), &notice.resource, notice.fence, notice.cause, None);
-            server.hub.publish(&Bytes::from(lost_channel(&notice.resource)), &Bytes::from(json));
+            let channel = Bytes::from(lost_channel(&notice.resource));
+            publish(&server.hub, Publication::new(channel, Bytes::from(json)), &mut turn).await;
         }
     }
     Some(since_ms)

@@ -95,12 +95,13 @@ impl Worker<'_> {
             if !self.send(&bytes) {
                 continue;
             }
-            let mut unserved = Vec::new();
+            let (mut unserved, mut is_refused) = (Vec::new(), false);
             for (place, at) in left.iter().enumerate() {
                 match self.receive(begun) {
                     Ok(reply) if reply.is_error() => {
                         self.refused(reply.error_code());
                         unserved.push(*at);
+                        is_refused = true;
                     }
                     Ok(reply) => {
                         if let Some(wrong) = check(self, *at, &reply, again) {
@@ -115,6 +116,9 @@ impl Worker<'_> {
             }
             again = true;
             left = unserved;
+            if is_refused {
+                self.give_up_node();
+            }
         }
         true
     }
@@ -126,11 +130,15 @@ impl Worker<'_> {
         }
         let sent = self.connection.as_mut().is_some_and(|connection| connection.send_raw(bytes).is_ok());
         if !sent {
-            self.connection = None;
-            // It costs the client nothing but time: the next address may serve.
-            std::thread::sleep(Duration::from_millis(5));
+            self.give_up_node();
         }
         sent
+    }
+
+    /// The next one may serve, as the refusal of one that shuts down says too.
+    fn give_up_node(&mut self) {
+        self.connection = None;
+        std::thread::sleep(Duration::from_millis(5));
     }
 
     fn receive(&mut self, begun: Instant) -> Result<Value, ()> {

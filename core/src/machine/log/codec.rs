@@ -334,9 +334,11 @@ pub(crate) fn is_plain_lock_command(bytes: &[u8]) -> bool {
         if tag == tag::ACQUIRE {
             return skip_acquire_params(reader);
         }
-        let _fence = reader.skip_varint()?;
+        // The fence.
+        reader.skip_varint()?;
         if tag == tag::RENEW {
-            let _ttl_ms = reader.skip_varint()?;
+            // The ttl.
+            reader.skip_varint()?;
         }
         Some(())
     }

@@ -70,7 +70,10 @@ pub(crate) fn read_acquire_params<'a>(
 /// The same, checked and not looked at.
 #[inline]
 pub(crate) fn skip_acquire_params(reader: &mut Reader<'_>) -> Option<()> {
-    let (_ttl_ms, _wait_ms, _owner) = (reader.skip_varint()?, reader.skip_varint()?, reader.bytes()?);
+    // The ttl, the wait and the owner.
+    reader.skip_varint()?;
+    reader.skip_varint()?;
+    reader.bytes()?;
     if reader.flag()? {
         read_session(reader)?;
     }

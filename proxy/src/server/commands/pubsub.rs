@@ -9,7 +9,7 @@
 
 use super::{help, is, unknown_subcommand, wrong_arity, Local};
 use crate::events::{
-    steps_max, PatternLimit, SubscriberInbox, SubscriptionKind, PATTERN_STEPS_PER_CLIENT_MAX,
+    steps_max, PatternLimit, ReceiverCount, SubscriberInbox, SubscriptionKind, PATTERN_STEPS_PER_CLIENT_MAX,
 };
 use crate::server::client::session::{name_bytes, Subscriptions};
 use crate::server::context::CommandContext;
@@ -32,6 +32,8 @@ const SUBSCRIPTIONS_MAX: usize = 10_000;
 /// Bytes of names one client may listen to, and of patterns among them: every message is matched against every pattern.
 const SUBSCRIPTION_BYTES_MAX: usize = 1024 * 1024;
 const PATTERN_BYTES_PER_CLIENT_MAX: usize = 64 * 1024;
+/// Steps of matching patterns that count as one unit of a connection's turn: about a microsecond.
+const STEPS_PER_WORK: u64 = 256;
 
 impl CommandContext {
     pub(in crate::server) fn subscribe(&mut self, kind: SubscriptionKind, argv: &[&[u8]]) -> Progress {
@@ -116,9 +118,11 @@ impl CommandContext {
                         "ERR the clients of this node listen to too many patterns with '*' before the end; use channels, or patterns with one '*' at the end",
                     ),
                 })?;
-                let held = self.client.subscriptions.iter().flat_map(|has| &has.patterns);
-                let (held, more): (u64, u64) =
-                    (held.map(|name| steps_max(name)).sum(), names.iter().map(|name| steps_max(name)).sum());
+                let held = self.client.subscriptions.as_ref().map(|has| &has.patterns);
+                let is_new = |name: &&Bytes| held.is_none_or(|held| !held.contains(*name));
+                let more: BTreeSet<&Bytes> = names.iter().filter(is_new).collect();
+                let more: u64 = more.into_iter().map(|name| steps_max(name)).sum();
+                let held: u64 = held.into_iter().flatten().map(|name| steps_max(name)).sum();
                 if more > 0 && held + more > PATTERN_STEPS_PER_CLIENT_MAX {
                     return Err(Refusal::new(
                         "ERR too many or too long patterns with '*' before the end for one client; use channels, or patterns with one '*' at the end",
@@ -257,8 +261,11 @@ impl CommandContext {
     pub(in crate::server) fn publish(&mut self, argv: &[&[u8]]) -> Progress {
         let [_, channel, _] = argv else { return self.refuse(wrong_arity(argv[0])) };
         if self.has_upstream() {
-            let (muted, added) =
-                (self.client.is_muted(), self.server.hub.receivers_unknown_to_upstream(channel));
+            if !self.can_join(InFlight::OwnUpstream) {
+                return Progress::Stalled;
+            }
+            let counted = self.server.hub.receivers_unknown_to_upstream(channel);
+            let (muted, added) = (self.client.is_muted(), self.charge_count(counted));
             return self.send_to_upstream(
                 argv,
                 None,
@@ -268,7 +275,12 @@ impl CommandContext {
         if let Err(refusal) = errors::check_channel(channel) {
             return self.refuse(refusal);
         }
+        // Counted once: a command that stalls comes again and again.
+        if !self.can_join(InFlight::Tier2) {
+            return Progress::Stalled;
+        }
         let receivers = self.server.hub.receivers_of(channel);
+        let receivers = self.charge_count(receivers);
         // Routes are about keys and locks; where there is an upstream, it is the one who publishes.
         let flow = self.submit_to_keyspace(argv, false);
         if let (Progress::Done, Some(AwaitedReply::Call(call))) = (flow, self.replies.awaited.back_mut()) {
@@ -277,11 +289,17 @@ impl CommandContext {
         flow
     }
 
+    /// What it took to count counts for this client's turn. Answers the number of receivers.
+    fn charge_count(&mut self, counted: ReceiverCount) -> usize {
+        self.work += (counted.steps / STEPS_PER_WORK) as u32;
+        counted.receivers
+    }
+
     /// Whether the upstream Redis would answer with a number of receivers that counts those of this node as one.
     pub(in crate::server) fn counts_receivers(&self, local: Local, argv: &[&[u8]]) -> bool {
         let hub = &self.server.hub;
         match argv {
-            [_, channel, _] if local == Local::Publish => hub.receivers_unknown_to_upstream(channel) > 0,
+            [_, channel, _] if local == Local::Publish => hub.may_have_receivers_unknown_to_upstream(channel),
             [_, verb, channels @ ..] if local == Local::PubSub => {
                 is(verb, "NUMSUB") && channels.iter().any(|channel| hub.listeners_of(channel) > 1)
             }
