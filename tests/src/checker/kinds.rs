@@ -285,6 +285,10 @@ impl Beliefs {
         if self.owners.len() > OWNERS_KEPT {
             self.owners.pop_first();
         }
+        // It waited longer than it could have held the lock for certain: it never believed to.
+        if belief.until_us <= now_us {
+            return Ok(());
+        }
         self.held.retain(|other| other.until_us > now_us && other.fence != belief.fence);
         self.held.push(belief);
         let writer = self.held.iter().find(|held| held.mode == LockMode::Exclusive);
@@ -358,6 +362,22 @@ mod tests {
             event(Acquired, "k5:1:3", Permits, 6, None),
         ];
         assert_eq!(verdict(&log), Ok(()));
+    }
+
+    #[test]
+    fn beliefs_at_one_time_are_compared() {
+        let belief = |number: u64, until_us: u64| {
+            let owner = KindOwner { number, count: 2, max: 3 };
+            Belief { owner, mode: LockMode::Permits, fence: number, until_us }
+        };
+        let told = |now_us: u64, later: Belief| {
+            let mut beliefs = Beliefs::default();
+            assert_eq!(beliefs.begin(0, belief(2, 100)), Ok(()));
+            beliefs.begin(now_us, later)
+        };
+        assert!(told(50, belief(1, 51)).is_err());
+        assert_eq!(told(50, belief(1, 50)), Ok(()), "over when it was told");
+        assert_eq!(told(100, belief(3, 200)), Ok(()), "the other one is over");
     }
 
     #[test]

@@ -104,9 +104,6 @@ impl LoadClient {
     fn believe(&mut self, held: &Held, invoke_ns: u64, ttl_ms: u64) {
         let now_us = self.recorder.run_state.now_ns() / 1_000;
         let until_us = (invoke_ns / 1_000 + ttl_ms * 1_000).saturating_sub(SLACK_US);
-        if until_us <= now_us {
-            return;
-        }
         let Held { name, owner, mode, fence } = *held;
         if let Err(text) = self.recorder.believe(name, now_us, Belief { owner, mode, fence, until_us }) {
             self.recorder.run_state.report_unexpected(format!("{}: {text}", name_of(name)));
