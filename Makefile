@@ -126,8 +126,8 @@ drill: build ## redfence drill and fence-sql against a real PostgreSQL and Maria
 scale: build-release ## 500,000 held locks, 11,000 connections, a follower a million commands behind
 	$(CARGO) run --release --locked -p redfence-tests --bin scale
 
-soak: build-release ## the largest supported load: five nodes, 500,000 locks, 100,000 sessions, faults, restarts, a backup, a replaced node (an hour; DURATION=600 LOCKS= SESSIONS= CONNECTIONS= WORKERS= NODES=)
-	$(CARGO) run --release --locked -p redfence-tests --bin soak -- $(if $(filter command,$(firstword $(origin DURATION))),--duration $(DURATION)) $(if $(LOCKS),--locks $(LOCKS)) $(if $(SESSIONS),--sessions $(SESSIONS)) $(if $(CONNECTIONS),--connections $(CONNECTIONS)) $(if $(WORKERS),--workers $(WORKERS)) $(if $(NODES),--nodes $(NODES))
+soak: build-release ## the largest supported load: five nodes, 500,000 locks, 100,000 sessions, faults, a rolling upgrade from release FROM (1), restarts, a backup, a replaced node (an hour; DURATION=600 LOCKS= SESSIONS= CONNECTIONS= WORKERS= NODES=)
+	from=$$(scripts/release-build $(or $(FROM),1) release) && $(CARGO) run --release --locked -p redfence-tests --bin soak -- --from "$$from" $(if $(filter command,$(firstword $(origin DURATION))),--duration $(DURATION)) $(if $(LOCKS),--locks $(LOCKS)) $(if $(SESSIONS),--sessions $(SESSIONS)) $(if $(CONNECTIONS),--connections $(CONNECTIONS)) $(if $(WORKERS),--workers $(WORKERS)) $(if $(NODES),--nodes $(NODES))
 
 interop: ## unchanged lock libraries of other languages against a real cluster: make interop, ONLY=python, ONLY=node/redlock, UPDATE=1
 	@scripts/install-deps cc libclang python venv
@@ -190,7 +190,7 @@ mixed-versions: build ## releases side by side: this one, those of tests/release
 #   mixed-versions   releases side by side, rolling up and back under load       under a minute, and two minutes to build the next one
 #   sim              20,000 seeds; 500 more, each two times                      about 20 minutes
 #   chaos            fault runs on real processes                                30 minutes
-#   soak             the design's day, cut to half an hour                       35 minutes
+#   soak             the design's day, cut to half an hour                       35 minutes, and 6 to build release 1
 #   packages         make chart, make images, make deb (root, a package mirror)  about 5 minutes, and 10 for release builds and tools
 #   fuzz             ten minutes for every target                                about 2 hours
 nightly: build ## what takes too long for every change; the Makefile lists its parts and what each takes

@@ -539,6 +539,33 @@ fn a_lock_of_a_session_is_not_doubted_early() {
     await_that("the cluster serves", || client.ask(&words("LOCK.FORCERELEASE s")) == "1");
 }
 
+/// A release that a cut off node refuses leaves the lock held: who asks to be told afterwards is told of its loss.
+#[test]
+fn a_lock_whose_release_was_refused_is_watched() {
+    let nodes = start_cluster(3, &[]);
+    nodes.iter().for_each(runs_version_2);
+    let mut client = resp3(&nodes[0]);
+    let fences = ["a", "b", "c"].map(|name| grant(&mut client, &format!("LOCK.ACQUIRE {name} 600000")));
+    let [a, b, c] = fences.map(|fence| fence.to_string());
+    nodes[1..].iter().for_each(|node| node.process.signal("STOP"));
+    let mut other = nodes[0].connect();
+    await_that("it knows that it is cut off", || {
+        other.ask(&words("LOCK.CLUSTER INFO")).contains("\"quorum\", 0")
+    });
+    // What follows in the same pipeline counts too.
+    client.send(&["LOCK.RELEASE", "a", &a]);
+    client.send(&["LOCK.MRELEASE", "2", "b", &b, "c", &c]);
+    client.send(&words("LOCK.NOTIFY ON"));
+    let answers = [client.receive(), client.receive(), client.receive()];
+    nodes[1..].iter().for_each(|node| node.process.signal("CONT"));
+    let codes = answers.each_ref().map(|answer| code(answer));
+    assert_eq!(codes, ["UNAVAILABLE", "UNAVAILABLE", "OK"], "{answers:?}");
+    for (name, fence) in ["a", "b", "c"].into_iter().zip(fences) {
+        await_that("the cluster serves", || other.ask(&["LOCK.FORCERELEASE", name]) == "1");
+        assert_eq!(client.receive(), lost(name, fence, "forced", "nil"));
+    }
+}
+
 /// A node that is cut off: doubt comes by the lease that counts now, be it renewed or the session's, and RESP2 clients hear of it.
 #[test]
 fn locks_are_doubted_by_the_lease_they_have() {

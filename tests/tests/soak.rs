@@ -1,5 +1,6 @@
 //! The soak in its smallest size, so that it keeps working. The real one: `make soak`.
 
+use redfence_tests::artifacts;
 use redfence_tests::soak::{run, Settings};
 use std::time::Duration;
 
@@ -14,9 +15,12 @@ fn a_small_soak_serves_through_every_step_and_answers_nothing_wrong() {
         pipeline: 4,
         duration: Duration::ZERO,
         step: Duration::from_millis(400),
+        // To itself: `make soak` upgrades from a release.
+        upgrade_from: Some(artifacts::redfence().expect("the program under test")),
     };
     let report = run(&settings);
     println!("{report}");
     assert!(report.wrong.is_empty(), "{report}");
     assert!(report.total().served > 100 && report.looks >= 500, "{report}");
+    assert!(report.notes.iter().any(|note| note.contains("RollingUpgrade")), "{report}");
 }

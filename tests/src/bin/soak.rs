@@ -1,9 +1,10 @@
-//! `make soak`: the design's day. Five nodes, half a million held locks, a hundred thousand sessions, load, faults, a rolling restart, a
-//! backup, a replaced node; then a report.
+//! `make soak`: the design's day. Five nodes, half a million held locks, a hundred thousand sessions, load, faults, a rolling upgrade, rolling
+//! restarts, backups, replaced nodes; then a report.
 //!
 //! ```text
 //! soak                                an hour
 //! soak --duration 600 --locks 50000 --sessions 10000 --connections 500 --workers 4 --nodes 3
+//! soak --from FILE            begins with this program of a release before, for the rolling upgrade
 //! ```
 
 use redfence_tests::soak::{run, Settings};
@@ -14,7 +15,12 @@ fn settings() -> Result<Settings, String> {
     let mut settings = Settings::default();
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
-        let value = words.next().and_then(|value| value.parse::<usize>().ok());
+        let value = words.next();
+        if word == "--from" {
+            settings.upgrade_from = Some(value.ok_or("--from needs a file")?.into());
+            continue;
+        }
+        let value = value.and_then(|value| value.parse::<usize>().ok());
         let value = value.ok_or_else(|| format!("{word} needs a number"))?;
         match word.as_str() {
             "--duration" => settings.duration = Duration::from_secs(value as u64),

@@ -1,5 +1,5 @@
 //! The design's day in small or in full (`make soak`): a cluster of real processes with many held locks and sessions, under as much load as the
-//! machine gives, while nodes are killed, paused, restarted one by one, backed up and replaced. Every answer is checked.
+//! machine gives, while nodes are upgraded, killed, paused, restarted one by one, backed up and replaced. Every answer is checked.
 //!
 //! # Layout
 //!
@@ -18,6 +18,7 @@ pub mod operator;
 pub mod report;
 pub mod sessions;
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -40,6 +41,8 @@ pub struct Settings {
     pub duration: Duration,
     /// How long one step of the operator and the calm after it take, at least.
     pub step: Duration,
+    /// The program that the nodes begin with, of a release before: the first step is a rolling upgrade to the one under test.
+    pub upgrade_from: Option<PathBuf>,
 }
 
 impl Default for Settings {
@@ -53,6 +56,7 @@ impl Default for Settings {
             pipeline: 32,
             duration: Duration::from_secs(3_600),
             step: Duration::from_secs(30),
+            upgrade_from: None,
         }
     }
 }
@@ -108,7 +112,8 @@ impl Drop for StopAtEnd<'_> {
 /// Runs it all; the report says what came of it.
 pub fn run(settings: &Settings) -> Report {
     allow_open_files(settings.connections as u64 * 2 + 5_000);
-    let options = Options::nodes(settings.nodes).flag("--max-clients", "50000");
+    let programs = settings.upgrade_from.iter().cycle().take(settings.nodes).cloned().collect();
+    let options = Options { programs, ..Options::nodes(settings.nodes) }.flag("--max-clients", "50000");
     let mut cluster = Cluster::start(&options);
     let shared = Arc::new(Shared {
         begun: Instant::now(),

@@ -1,4 +1,4 @@
-//! What is done to the cluster while it serves: kills, pauses, a rolling restart, a backup, a replaced node.
+//! What is done to the cluster while it serves: a rolling upgrade, kills, pauses, rolling restarts, a backup, a replaced node.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{Settings, Shared};
 use crate::artifacts;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Node};
 use crate::process::poll_until;
 use crate::resp::Value;
 
@@ -18,11 +18,12 @@ enum Step {
     KillFollower,
     PauseLeader,
     RollingRestart,
+    RollingUpgrade,
     Backup,
     ReplaceNode,
 }
 
-/// All of them once at least, however short the run is.
+/// All of them once at least, however short the run is. An upgrade, where there is one, comes before.
 const STEPS: [Step; 6] = [
     Step::KillFollower,
     Step::Backup,
@@ -35,13 +36,15 @@ const STEPS: [Step; 6] = [
 /// Step after step until the time is over.
 pub fn work(shared: &Shared, cluster: &mut Cluster, settings: &Settings) {
     let begun = Instant::now();
-    let mut steps = 0;
-    while begun.elapsed() < settings.duration || steps < STEPS.len() {
+    let upgrade = settings.upgrade_from.iter().map(|_| Step::RollingUpgrade);
+    let least = STEPS.len() + upgrade.len();
+    for (done, step) in upgrade.chain(STEPS.into_iter().cycle()).enumerate() {
+        if begun.elapsed() >= settings.duration && done >= least {
+            break;
+        }
         rest(shared, cluster, settings.step / 2);
-        let step = STEPS[steps % STEPS.len()];
         let started = Instant::now();
         let said = carry_out(step, shared, cluster);
-        steps += 1;
         shared.report(|report| {
             let (at, took) = (shared.begun.elapsed().as_secs(), started.elapsed().as_secs_f64());
             report.notes.push(format!("at {at} s: {step:?} took {took:.1} s {said}"));
@@ -76,23 +79,58 @@ fn carry_out(step: Step, shared: &Shared, cluster: &mut Cluster) -> String {
             std::thread::sleep(Duration::from_secs(2));
             cluster.resume(leader);
         }
-        Step::RollingRestart => {
-            let ids: Vec<u64> = cluster.nodes.iter().map(|node| node.id).collect();
-            for id in ids {
-                cluster.node(id).process().signal(libc::SIGTERM);
-                let (status, log) = cluster.wait_for_end(id, WITHIN);
-                if !status.success() {
-                    shared.wrong(format!("node {id} ended with {status}: {log}"));
-                }
-                cluster.restart(id);
-                level(cluster, id);
-            }
-        }
+        Step::RollingRestart => roll(shared, cluster),
+        Step::RollingUpgrade => return upgrade(shared, cluster),
         Step::Backup => return backup(shared, cluster, leader),
         Step::ReplaceNode => replace(shared, cluster, leader),
     }
     cluster.wait_for_leader(WITHIN);
     String::new()
+}
+
+/// Stops and starts the nodes one by one.
+fn roll(shared: &Shared, cluster: &mut Cluster) {
+    let ids: Vec<u64> = cluster.nodes.iter().map(|node| node.id).collect();
+    for id in ids {
+        cluster.node(id).process().signal(libc::SIGTERM);
+        let (status, log) = cluster.wait_for_end(id, WITHIN);
+        if !status.success() {
+            shared.wrong(format!("node {id} ended with {status}: {log}"));
+        }
+        cluster.restart(id);
+        level(cluster, id);
+    }
+}
+
+/// To the program under test. With its last node the cluster runs the newest version.
+fn upgrade(shared: &Shared, cluster: &mut Cluster) -> String {
+    let before = cluster_versions(cluster);
+    let program = artifacts::redfence().expect("the program is built");
+    let ids: Vec<u64> = cluster.nodes.iter().map(|node| node.id).collect();
+    ids.into_iter().for_each(|id| cluster.set_program(id, &program));
+    roll(shared, cluster);
+    let is_raised = poll_until(WITHIN, || {
+        let versions = cluster_versions(cluster);
+        versions.iter().all(|version| version.is_some_and(|(runs, newest)| runs == newest))
+    });
+    let after = cluster_versions(cluster);
+    if !is_raised {
+        shared.wrong(format!("the cluster version was not raised after the upgrade: {after:?}"));
+    }
+    let runs = |versions: &[Option<(i64, i64)>]| versions.iter().flatten().map(|(runs, _)| *runs).max();
+    format!("(cluster version {} to {})", runs(&before).unwrap_or(0), runs(&after).unwrap_or(0))
+}
+
+/// Of each node: the version that the cluster runs, and the newest that the node can run.
+fn cluster_versions(cluster: &Cluster) -> Vec<Option<(i64, i64)>> {
+    let version = |node: &Node| match node.ask(&["LOCK.CLUSTER", "VERSION"], Duration::from_secs(10))? {
+        Value::Array(fields) => match fields[..] {
+            [_, Value::Integer(runs), _, Value::Integer(newest), ..] => Some((runs, newest)),
+            _ => None,
+        },
+        _ => None,
+    };
+    cluster.nodes.iter().map(version).collect()
 }
 
 fn kill_and_start(cluster: &mut Cluster, id: u64) {

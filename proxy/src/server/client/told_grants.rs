@@ -17,6 +17,8 @@ const GRANT_BYTES: usize = 144;
 pub struct ToldGrants {
     /// Oldest first.
     grants: VecDeque<DatedGrant>,
+    /// Those whose release is not answered yet, in the order of the answers.
+    releasing: VecDeque<DatedGrant>,
     name_bytes: usize,
     /// How many there may be before those whose time is over are dropped.
     sweep_at: usize,
@@ -52,7 +54,7 @@ impl ToldGrants {
     pub fn add(&mut self, name: &[u8], terms: GrantTerms, now_ms: u64) {
         if self.grants.len() >= self.sweep_at.max(SWEEP_MIN) {
             self.grants.retain(|known| known.ends_ms > now_ms);
-            self.name_bytes = self.grants.iter().map(|known| known.name.len()).sum();
+            self.name_bytes = self.all().map(|known| known.name.len()).sum();
             self.sweep_at = 2 * self.grants.len();
         }
         if self.grants.len() >= TOLD_MAX {
@@ -64,6 +66,10 @@ impl ToldGrants {
         self.grants.push_back(DatedGrant { terms, name: SmallVec::from_slice(name), ends_ms });
     }
 
+    fn all(&self) -> impl Iterator<Item = &DatedGrant> {
+        self.grants.iter().chain(&self.releasing)
+    }
+
     fn find(&self, db: u32, resource: &[u8], fence: Fence) -> Option<usize> {
         // Mostly it is the newest.
         self.grants.iter().rposition(|DatedGrant { terms, name, .. }| {
@@ -71,10 +77,37 @@ impl ToldGrants {
         })
     }
 
-    /// The connection releases it.
-    pub fn released(&mut self, db: u32, resource: &[u8], fence: Fence) {
-        let known = self.find(db, resource, fence).and_then(|at| self.grants.remove(at));
+    fn remove(&mut self, db: u32, resource: &[u8], fence: Fence) -> Option<DatedGrant> {
+        self.find(db, resource, fence).and_then(|at| self.grants.remove(at))
+    }
+
+    /// It is released.
+    pub fn forget(&mut self, db: u32, resource: &[u8], fence: Fence) {
+        let known = self.remove(db, resource, fence);
         self.name_bytes -= known.map_or(0, |known| known.name.len());
+    }
+
+    /// The connection asks to release it; `released` tells how that went. False: it is not known here.
+    pub fn releases(&mut self, db: u32, resource: &[u8], fence: Fence) -> bool {
+        let known = self.remove(db, resource, fence);
+        let is_known = known.is_some();
+        self.releasing.extend(known);
+        is_known
+    }
+
+    /// The answer for those that `releases` found for one command. An error may have left them held.
+    pub fn released(&mut self, count: usize, is_error: bool) {
+        for known in self.releasing.drain(..count.min(self.releasing.len())) {
+            match is_error {
+                true => self.grants.push_back(known),
+                false => self.name_bytes -= known.name.len(),
+            }
+        }
+    }
+
+    #[must_use]
+    pub fn awaits_release(&self) -> bool {
+        !self.releasing.is_empty()
     }
 
     pub fn renewed(&mut self, db: u32, resource: &[u8], fence: Fence, lease_ms: u64, now_ms: u64) {
@@ -84,7 +117,9 @@ impl ToldGrants {
         }
     }
 
+    /// Once no release is awaited.
     pub fn take(&mut self) -> impl Iterator<Item = ToldGrant> {
+        debug_assert!(!self.awaits_release());
         std::mem::take(self).grants.into_iter().map(|DatedGrant { terms, name, .. }| {
             let key = GrantKey { db: terms.db, resource: Bytes::copy_from_slice(&name), fence: terms.fence };
             ToldGrant { key, lease_ms: terms.lease_ms, user: terms.user }
@@ -99,7 +134,7 @@ impl ToldGrants {
     /// What they take in memory.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
-        self.name_bytes + self.grants.len() * GRANT_BYTES
+        self.name_bytes + self.all().count() * GRANT_BYTES
     }
 }
 
@@ -120,12 +155,28 @@ mod tests {
     fn what_is_released_is_forgotten() {
         let mut told = ToldGrants::default();
         (1..=3).for_each(|fence| add(&mut told, fence, 100, 0));
-        told.released(0, b"name", Fence(2));
-        told.released(0, b"other", Fence(3));
-        told.released(1, b"name", Fence(3));
+        assert!(told.releases(0, b"name", Fence(2)) && told.awaits_release());
+        assert!(!told.releases(0, b"other", Fence(3)));
+        assert!(!told.releases(1, b"name", Fence(3)));
+        assert_eq!(told.held_bytes(), 3 * (GRANT_BYTES + 4));
+        told.released(1, false);
+        assert!(!told.awaits_release());
         assert_eq!(told.held_bytes(), 2 * (GRANT_BYTES + 4));
         assert_eq!(fences(&mut told), [1, 3]);
         assert_eq!(told.held_bytes(), 0);
+    }
+
+    #[test]
+    fn what_may_not_have_been_released_is_known_again() {
+        let mut told = ToldGrants::default();
+        (1..=4).for_each(|fence| add(&mut told, fence, 100, 0));
+        [3, 1, 2].into_iter().for_each(|fence| assert!(told.releases(0, b"name", Fence(fence))));
+        told.released(1, true);
+        told.released(2, false);
+        assert_eq!(told.held_bytes(), 2 * (GRANT_BYTES + 4));
+        // `RESET` has forgotten what was asked before it.
+        told.released(1, true);
+        assert_eq!(fences(&mut told), [4, 3]);
     }
 
     #[test]

@@ -178,7 +178,9 @@ impl CommandContext {
                 if grants || matches!(command, Command::Convert { .. }) {
                     after_reply = self.after_grant(&command, &blob);
                 } else {
-                    self.note_release(&command);
+                    if let Some(count) = self.note_release(&command) {
+                        after_reply = AfterReply::Released { count };
+                    }
                     if let Some(key) = self.renews(&command) {
                         after_reply = AfterReply::Renewed(key);
                     }
@@ -229,17 +231,20 @@ impl CommandContext {
         AfterReply::Granted { blob: blob.clone(), user }
     }
 
-    /// What the client releases it does not lose.
-    fn note_release(&mut self, command: &Command<'_>) {
-        if self.client.told.is_empty() {
-            return;
+    /// What the client releases it does not lose. How many grants it knew of that are.
+    fn note_release(&mut self, command: &Command<'_>) -> Option<usize> {
+        let told = &mut self.client.told;
+        if told.is_empty() {
+            return None;
         }
-        if let Command::Release { db, resource, fence } = command {
-            self.client.told.released(*db, resource, *fence);
-        }
-        if let Command::MRelease { db, pairs } = command {
-            pairs.iter().for_each(|(name, fence)| self.client.told.released(*db, name, *fence));
-        }
+        let count = match command {
+            Command::Release { db, resource, fence } => usize::from(told.releases(*db, resource, *fence)),
+            Command::MRelease { db, pairs } => {
+                pairs.iter().filter(|(name, fence)| told.releases(*db, name, *fence)).count()
+            }
+            _ => 0,
+        };
+        (count > 0).then_some(count)
     }
 
     /// The grant that a command renews, where anybody wants to know how long it lasts.

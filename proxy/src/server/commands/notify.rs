@@ -18,8 +18,10 @@ use std::sync::Arc;
 
 impl CommandContext {
     pub(super) fn notify_command(&mut self, request: &Notify<'_>) -> Progress {
-        // Of locks that were asked for before, it is known at their answers that nobody listened when they were.
-        if !self.replies.asked_names.is_empty() && !self.can_join(InFlight::Alone) {
+        // Of locks that were asked for before, it is known at their answers that nobody listened when they were; of those that are being
+        // released, whether they were.
+        let is_undecided = !self.replies.asked_names.is_empty() || self.client.told.awaits_release();
+        if is_undecided && !self.can_join(InFlight::Alone) {
             return Progress::Stalled;
         }
         match request {
@@ -190,7 +192,7 @@ impl CommandContext {
                 }
                 // One that was not carried out has ended nothing.
                 LockStep::Releases(fence) if reply == Some(&Reply::Released) => {
-                    self.client.told.released(lock.db, &lock.names[0], fence);
+                    self.client.told.forget(lock.db, &lock.names[0], fence);
                 }
                 LockStep::Releases(_) => {}
             }

@@ -169,6 +169,10 @@ impl CommandContext {
                 self.note_answered_one(db, user, reply.granted().filter(|_| is_told));
                 reply
             }
+            (AfterReply::Released { count }, reply) => {
+                self.client.told.released(count, reply.is_error());
+                reply
+            }
             (AfterReply::Renewed(key), reply) => {
                 self.note_renewed(&key, &reply);
                 reply

@@ -118,6 +118,10 @@ pub enum AfterReply {
         db: u32,
         user: UserTag,
     },
+    /// `LOCK.RELEASE` or `LOCK.MRELEASE` of so many grants that the client was told of.
+    Released {
+        count: usize,
+    },
     /// `LOCK.RENEW` of this grant.
     Renewed(GrantKey),
     /// `LOCK.NOTIFY ON SESSION`: what the session holds, of which the client is told from now on.
