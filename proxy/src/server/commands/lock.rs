@@ -237,13 +237,13 @@ impl CommandContext {
         if told.is_empty() {
             return None;
         }
-        let count = match command {
-            Command::Release { db, resource, fence } => usize::from(told.releases(*db, resource, *fence)),
-            Command::MRelease { db, pairs } => {
-                pairs.iter().filter(|(name, fence)| told.releases(*db, name, *fence)).count()
-            }
-            _ => 0,
-        };
+        let mut count = 0;
+        if let Command::Release { db, resource, fence } = command {
+            count = usize::from(told.releases(*db, resource, *fence));
+        }
+        if let Command::MRelease { db, pairs } = command {
+            count = pairs.iter().filter(|(name, fence)| told.releases(*db, name, *fence)).count();
+        }
         (count > 0).then_some(count)
     }
 
