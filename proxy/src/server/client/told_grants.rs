@@ -128,7 +128,7 @@ impl ToldGrants {
 
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.grants.is_empty()
+        self.grants.is_empty() && self.releasing.is_empty()
     }
 
     /// What they take in memory.
