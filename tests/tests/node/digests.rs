@@ -481,3 +481,31 @@ fn a_diverged_leader_sends_nobody_its_state() {
         assert!(hashes.windows(2).all(|pair| pair[0] == pair[1]), "seed {seed}");
     }
 }
+
+/// In a quiet stretch the last full digest covers the last entry, and yet says nothing of a state that has changed since: the snapshot
+/// that a new member asks for waits for a digest of its own.
+#[test]
+fn a_full_digest_from_before_a_snapshot_does_not_confirm_it() {
+    fn for_members_alone(config: &mut NodeConfig) {
+        often(config);
+        config.snapshot_entries = 1_000_000;
+    }
+    for seed in 0..4 {
+        let mut cluster = settled_with(3, seed, for_members_alone);
+        let (bad, gone) = (leader(&cluster), follower(&cluster));
+        work(&mut cluster, bad, 20);
+        cluster.run_for(10_000);
+        let machine = cluster.node(bad).expect("runs").machine();
+        assert!(machine.last_full_index() > machine.content_index(), "seed {seed}: it is quiet");
+        cluster.diverge(bad, Divergence::State(1));
+        let before = cluster.node(bad).expect("runs").snapshot_index();
+        let remove = cluster.admin(bad, AdminRequest::Remove { id: gone });
+        assert_eq!(cluster.wait_for(remove, 10_000), Reply::OK);
+        cluster.crash(gone);
+        cluster.add_joiner(9);
+        cluster.admin(bad, AdminRequest::Add { id: 9, addr: addr(9) });
+        cluster.run_for(20_000);
+        assert_eq!(cluster.node(bad).expect("runs").snapshot_index(), before, "seed {seed}: nobody has confirmed it");
+        cluster.start(gone);
+    }
+}

@@ -193,14 +193,11 @@ impl Node {
         self.digests.full_confirmed = 0;
     }
 
-    /// Whether a majority has come to the same full digest as this node, at this index or behind it. Chains are not enough: states
-    /// that differ may answer alike for long.
-    pub(in crate::tier2) fn is_state_confirmed(&self, content_index: u64) -> bool {
-        let confirmed = match self.machine.is_single_voter() {
-            true => self.machine.confirmed_index(),
-            false => self.digests.full_confirmed,
-        };
-        self.machine.digest_standing() == Standing::Agreed && content_index <= confirmed
+    /// Whether a majority has come to the same full digest as this node behind this index. Chains are not enough: states that differ
+    /// may answer alike for long. A single voter has nobody to compare with.
+    pub(in crate::tier2) fn is_confirmed_behind(&self, index: u64) -> bool {
+        let is_confirmed = self.machine.is_single_voter() || self.digests.full_confirmed > index;
+        is_confirmed && self.machine.digest_standing() == Standing::Agreed
     }
 
     /// After entries were applied: nothing to do, unless a report or a point was among them.

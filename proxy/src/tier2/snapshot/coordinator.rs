@@ -25,9 +25,8 @@ const RETRY_MS: u64 = 5_000;
 pub(in crate::tier2) struct Snapshots {
     next_id: u64,
     making: Option<OwnSnapshot>,
-    /// Our own, stored and not confirmed yet: a restart begins with it, and the log behind it goes, only once a majority of voters
-    /// has confirmed everything up to this index.
-    unconfirmed: Option<(SnapshotMeta, u64)>,
+    /// Our own, stored and not confirmed yet: a restart begins with it, and the log behind it goes, only once it is.
+    unconfirmed: Option<SnapshotMeta>,
     pub(in crate::tier2) outgoing: OutgoingSnapshots,
     pub(in crate::tier2) backups: Backups,
     receiving: Option<IncomingSnapshot>,
@@ -88,11 +87,6 @@ impl Snapshots {
     /// Whether one of our own is being written.
     pub(in crate::tier2) fn is_making(&self) -> bool {
         self.making.is_some()
-    }
-
-    /// The last entry that changed anything of what an unconfirmed snapshot holds.
-    pub(in crate::tier2) fn unconfirmed_content(&self) -> Option<u64> {
-        self.unconfirmed.as_ref().map(|(_, content)| *content)
     }
 
     /// Whether a stored one waits to be confirmed.
@@ -338,24 +332,24 @@ impl Node {
         }
     }
 
-    /// Our own snapshot is stored. It counts once a majority has come to the same full digest as this node, at its index or behind it:
-    /// a state that only this node has must never be sent, nor take the place of the log it came from.
+    /// Our own snapshot is stored. It counts once a majority has come to the same full digest as this node behind its index: a state
+    /// that only this node has must never be sent, nor take the place of the log it came from. A digest from before says nothing,
+    /// though no entry came since: what was hashed then is not what was written now.
     fn keep_until_confirmed(&mut self) {
         let Some(making) = self.snapshots.making.take() else { return };
         self.metering.snapshot_ends(SnapshotStep::Write, self.config.id, true, self.now.monotonic_us);
-        let content_index = making.content_index();
-        self.snapshots.unconfirmed = Some((making.into_meta(), content_index));
+        self.snapshots.unconfirmed = Some(making.into_meta());
         self.snapshot_waits();
         self.adopt_confirmed();
     }
 
     /// A restart begins with the confirmed snapshot, and the log behind it can go.
     fn adopt_confirmed(&mut self) {
-        let Some(content) = self.snapshots.unconfirmed_content() else { return };
-        if !self.is_state_confirmed(content) {
+        let Some(waiting) = &self.snapshots.unconfirmed else { return };
+        if !self.is_confirmed_behind(waiting.at.index) {
             return;
         }
-        let Some((meta, _)) = self.snapshots.unconfirmed.take() else { return };
+        let Some(meta) = self.snapshots.unconfirmed.take() else { return };
         self.snapshots.log_bytes = self.snapshots.bytes_since;
         let before = self.raw.store().snapshot_meta().id;
         let needed_from = self.log_needed_from(meta.at.index);
@@ -413,7 +407,7 @@ impl Node {
         if let Some(making) = self.snapshots.making.take() {
             self.out.snapshot_ops.push(SnapshotOp::Discard(making.id()));
         }
-        if let Some((unconfirmed, _)) = self.snapshots.unconfirmed.take() {
+        if let Some(unconfirmed) = self.snapshots.unconfirmed.take() {
             self.out.snapshot_ops.push(SnapshotOp::Discard(unconfirmed.id));
         }
         self.forget_own_digests();

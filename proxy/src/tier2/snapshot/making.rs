@@ -10,8 +10,6 @@ const SLOTS_PER_TURN: usize = 2_048;
 
 pub(crate) struct OwnSnapshot {
     meta: SnapshotMeta,
-    /// The last entry before it that digests must cover.
-    content_index: u64,
     crc: crc32fast::Hasher,
     written_bytes: u64,
     /// All pieces are out; the file is being finished.
@@ -27,7 +25,6 @@ impl OwnSnapshot {
         ops: &mut Vec<SnapshotOp>,
     ) -> OwnSnapshot {
         machine.snapshot_begin();
-        let content_index = machine.content_index();
         ops.push(SnapshotOp::Create(id));
         let meta = SnapshotMeta {
             id,
@@ -37,15 +34,11 @@ impl OwnSnapshot {
             size_bytes: 0,
             crc32: 0,
         };
-        OwnSnapshot { meta, content_index, crc: crc32fast::Hasher::new(), written_bytes: 0, complete: false }
+        OwnSnapshot { meta, crc: crc32fast::Hasher::new(), written_bytes: 0, complete: false }
     }
 
     pub(crate) fn id(&self) -> SnapshotId {
         self.meta.id
-    }
-
-    pub(crate) fn content_index(&self) -> u64 {
-        self.content_index
     }
 
     pub(crate) fn progress(&mut self, written_bytes: u64) {
