@@ -64,16 +64,20 @@ fn one_node_is_backed_up_and_restored() {
 }
 
 #[test]
-fn a_floor_that_is_asked_for_is_kept() {
+fn a_floor_that_is_asked_for_is_kept_and_so_is_an_upgrade_hold() {
     let node = Node::start(&[]);
     let folder = TempDir::new().unwrap();
+    assert_eq!(node.connect().ask(&["LOCK.CLUSTER", "UPGRADE", "HOLD"]), "OK");
     succeeds(&folder, &["backup", "--from", &node.address.to_string(), "--out", "a.backup"]);
+    let verified = succeeds(&folder, &["backup", "verify", "a.backup"]);
+    assert!(verified.lines().any(|line| line.starts_with("cluster version:") && line.ends_with(", held")));
     let floor = 1_u64 << 52;
     let said = succeeds(
         &folder,
         &["restore", "--from", "a.backup", "--data", "data", "--fence-floor", &floor.to_string()],
     );
     assert!(said.contains(&format!("fence floor {floor}:")), "{said}");
+    assert!(said.contains("until LOCK.CLUSTER UPGRADE FINISH"), "{said}");
     let beyond = ["restore", "--from", "a.backup", "--data", "b", "--fence-floor", "9007199254740992"];
     assert!(refusal(&folder, &beyond).contains("out of range"));
 }

@@ -559,11 +559,50 @@ fn a_lock_whose_release_was_refused_is_watched() {
     let answers = [client.receive(), client.receive(), client.receive()];
     nodes[1..].iter().for_each(|node| node.process.signal("CONT"));
     let codes = answers.each_ref().map(|answer| code(answer));
-    assert_eq!(codes, ["UNAVAILABLE", "UNAVAILABLE", "OK"], "{answers:?}");
+    assert_eq!(codes, ["-UNAVAILABLE", "-UNAVAILABLE", "OK"], "{answers:?}");
     for (name, fence) in ["a", "b", "c"].into_iter().zip(fences) {
         await_that("the cluster serves", || other.ask(&["LOCK.FORCERELEASE", name]) == "1");
         assert_eq!(client.receive(), lost(name, fence, "forced", "nil"));
     }
+}
+
+/// In one pipeline: a session that is none takes nothing back that was asked for behind it.
+#[test]
+fn a_refused_session_does_not_undo_what_follows_it() {
+    let node = start_cluster(1, &[]).remove(0);
+    runs_version_2(&node);
+    let mut other = node.connect();
+    for again in [
+        "LOCK.NOTIFY ON".to_owned(),
+        format!("LOCK.NOTIFY ON SESSION {}", session(&mut other, "LOCK.SESSION OPEN 60000")),
+    ] {
+        let mut client = resp3(&node);
+        let fence = grant(&mut client, "LOCK.ACQUIRE x 600000");
+        client.send(&words("LOCK.NOTIFY ON SESSION 0123456789abcdef"));
+        client.send(&words(&again));
+        assert_eq!(code(&client.receive()), "-NOSESSION");
+        assert!(!client.receive().starts_with('-'));
+        assert_eq!(other.ask(&words("LOCK.FORCERELEASE x")), "1");
+        assert_eq!(client.receive(), lost("x", fence, "forced", "nil"));
+    }
+}
+
+/// Who asks to be told while the node is cut off already is told to doubt what it holds.
+#[test]
+fn who_asks_during_an_outage_is_told_to_doubt() {
+    let nodes = start_cluster(3, &[]);
+    nodes.iter().for_each(runs_version_2);
+    let mut client = resp3(&nodes[0]);
+    let fence = grant(&mut client, "LOCK.ACQUIRE x 4000");
+    nodes[1..].iter().for_each(|node| node.process.signal("STOP"));
+    let mut other = nodes[0].connect();
+    await_that("it knows that it is cut off", || {
+        other.ask(&words("LOCK.CLUSTER INFO")).contains("\"quorum\", 0")
+    });
+    assert_eq!(client.ask(&words("LOCK.NOTIFY ON")), "OK");
+    let told = client.receive();
+    nodes[1..].iter().for_each(|node| node.process.signal("CONT"));
+    assert_eq!(told, format!(">(\"lock-suspect\", \"x\", {fence}, \"no_quorum\", nil)"));
 }
 
 /// A node that is cut off: doubt comes by the lease that counts now, be it renewed or the session's, and RESP2 clients hear of it.

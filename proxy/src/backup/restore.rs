@@ -129,6 +129,10 @@ fn make(
                 "{} locks held for their full ttl, {} sessions, {} marks; {} waiters dropped",
                 contents.locks_held, contents.sessions, contents.marks, done.waiters_dropped
             ));
+            if machine.upgrade_hold() {
+                let version = machine.cluster_version();
+                say(&format!("it stays at cluster version {version} until LOCK.CLUSTER UPGRADE FINISH"));
+            }
             list_open_ended(&machine);
         }
         None => say(&format!(

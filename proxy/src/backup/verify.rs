@@ -29,7 +29,7 @@ pub(super) fn verify(path: &Path) -> Result<(), String> {
     say(&format!("members:                {}", members.join(",")));
     say(&format!("taken at:               {}", calendar::utc_seconds(header.taken_at_us)));
     say(&format!("index:                  {} (term {})", header.index, header.term));
-    say(&format!("cluster version:        {version}"));
+    say(&format!("cluster version:        {version}{}", if machine.upgrade_hold() { ", held" } else { "" }));
     say(&format!(
         "locks held:             {locks_held} (every key is a lock; {collections} of them are collections)"
     ));

@@ -180,7 +180,7 @@ impl LossWatch {
         Some(inbox)
     }
 
-    /// Answers the grants that the client was told of and that have not ended.
+    /// Answers the grants that the client was told of and that have not ended, as far as is known. Oldest first: fences rise with time.
     pub fn stop(&self, client: u64) -> Vec<ToldGrant> {
         let mut table = self.table();
         let Some(record) = table.remove(client) else { return Vec::new() };
@@ -190,7 +190,10 @@ impl LossWatch {
             lease_ms: grant.lease_ms,
             user: grant.user,
         };
-        record.grants.into_iter().map(told).collect()
+        let mut grants: Vec<_> =
+            record.grants.into_iter().filter(|(_, grant)| !grant.is_gone).map(told).collect();
+        grants.sort_unstable_by_key(|grant| grant.key.fence);
+        grants
     }
 
     fn left(&self, clients: usize) {
@@ -260,8 +263,7 @@ impl LossWatch {
         if table.grants.get(&grant.key).is_some_and(|clients| clients.contains(&client)) {
             return;
         }
-        let user = grant.user;
-        let noted = NotedGrant { lease_ms: 0, user, is_suspect: false, stood: false, is_doubtful: false };
+        let noted = NotedGrant { stood: false, ..NotedGrant::new(grant.lease_ms, grant.user) };
         if table.note(client, grant.key.clone(), noted) {
             table.to_look_up.insert(grant.key);
         }

@@ -101,6 +101,12 @@ impl FeedSender {
         // The receiver is gone: the process is about to exit.
         let _ = self.sender.send(FeedBatch { news, bytes });
     }
+
+    /// Items were lost, and the receiver does not know it yet.
+    #[must_use]
+    pub fn owes_missed(&self) -> bool {
+        self.missed
+    }
 }
 
 impl FeedReceiver {

@@ -505,7 +505,11 @@ fn a_full_digest_from_before_a_snapshot_does_not_confirm_it() {
         cluster.add_joiner(9);
         cluster.admin(bad, AdminRequest::Add { id: 9, addr: addr(9) });
         cluster.run_for(20_000);
-        assert_eq!(cluster.node(bad).expect("runs").snapshot_index(), before, "seed {seed}: nobody has confirmed it");
+        assert_eq!(
+            cluster.node(bad).expect("runs").snapshot_index(),
+            before,
+            "seed {seed}: nobody has confirmed it"
+        );
         cluster.start(gone);
     }
 }

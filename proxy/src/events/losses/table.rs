@@ -37,6 +37,14 @@ pub(super) struct NotedGrant {
     pub(super) stood: bool,
     /// Its end may have been missed. That of any other comes by the feed, with its cause, be the state ahead of it.
     pub(super) is_doubtful: bool,
+    /// The state does not have it, and it may have ended before the client was watched: if not, the feed will tell.
+    pub(super) is_gone: bool,
+}
+
+impl NotedGrant {
+    pub(super) fn new(lease_ms: u64, user: UserTag) -> NotedGrant {
+        NotedGrant { lease_ms, user, is_suspect: false, stood: true, is_doubtful: false, is_gone: false }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -149,7 +157,7 @@ impl LossTable {
             end.notice.into_iter().for_each(|notice| self.tell(client, notice));
             return;
         }
-        let noted = NotedGrant { lease_ms, user, is_suspect: false, stood: true, is_doubtful };
+        let noted = NotedGrant { is_doubtful, ..NotedGrant::new(lease_ms, user) };
         if self.note(client, key.clone(), noted) && (is_doubtful || lease_ms == 0) {
             self.to_look_up.insert(key);
         }
@@ -259,8 +267,10 @@ impl LossTable {
         let mut stay = SmallVec::new();
         for client in self.grants.remove(key).into_iter().flatten() {
             let Some(record) = self.clients.get_mut(&client) else { continue };
-            let Some(grant) = record.grants.get(key).copied() else { continue };
-            if !grant.stood || !grant.is_doubtful {
+            let Some(noted) = record.grants.get_mut(key) else { continue };
+            let grant = *noted;
+            if !grant.is_doubtful || grant.is_gone {
+                noted.is_gone = !grant.stood;
                 stay.push(client);
                 continue;
             }
@@ -295,12 +305,9 @@ impl LossTable {
         let mut doubtful = Vec::new();
         for (client, record) in &mut self.clients {
             for (key, grant) in &mut record.grants {
-                // How long a session lives may not be known yet: such a lock is doubted at once.
-                let is_due = match grant.lease_ms {
-                    0 => grant.stood,
-                    lease_ms => out_of_reach_ms >= lease_ms / 2,
-                };
-                if is_due && !grant.is_suspect {
+                // How long a session lives may not be known yet (0): such a lock is doubted at once.
+                let is_due = out_of_reach_ms >= grant.lease_ms / 2;
+                if is_due && !grant.is_suspect && !grant.is_gone {
                     grant.is_suspect = true;
                     doubtful.push((*client, key.clone(), grant.user));
                 }

@@ -260,7 +260,32 @@ fn what_was_told_before_is_watched_too() {
     // The state was ahead of the feed.
     watch.ended(&loss(7, Some(LossCause::Forced), None));
     assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 6, "forced"), (NoticeKind::Lost, 7, "forced")]);
-    assert_eq!(watch.stop(1), [told_unknown(5)], "for the next time");
+    for fence in [9, 8, 10] {
+        watch.knows(1, told(fence, 100));
+    }
+    watch.found(key(8), GrantState::Held { fence: Fence(8), lease_ms: 200 });
+    assert_eq!(watch.stop(1), [told(8, 200), told(9, 100), told(10, 100)], "without 5, which is no more");
+}
+
+/// The client is watched from a time on at which the node is cut off: nobody can look whether what it holds stands.
+#[test]
+fn what_was_told_before_an_outage_is_doubted() {
+    let (watch, mut inbox, _memory) = watch();
+    watch.knows(1, told(5, 100));
+    watch.knows(1, told(6, 0));
+    watch.knows(1, told(7, 100));
+    watch.found(key(7), GrantState::Ended { reason: Reason::Expired, successor: None });
+    watch.suspect(49);
+    assert_eq!(notices(&mut inbox), [(NoticeKind::Suspect, 6, "no_quorum")], "its session decides");
+    watch.suspect(50);
+    watch.suspect(60);
+    assert_eq!(notices(&mut inbox), [(NoticeKind::Suspect, 5, "no_quorum")]);
+    // The node comes back by a snapshot: what it could not look up before may have ended since.
+    watch.missed();
+    for fence in [5, 7] {
+        watch.found(key(fence), GrantState::Ended { reason: Reason::Expired, successor: None });
+    }
+    assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 5, "expired")]);
 }
 
 /// What a session holds may have been granted on the same connection.
@@ -285,10 +310,6 @@ fn a_look_at_a_grant_does_not_tell_its_end() {
     assert_eq!(notices(&mut inbox), []);
     watch.ended(&loss(5, Some(LossCause::SessionEnded), None));
     assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 5, "session_ended")]);
-}
-
-fn told_unknown(fence: u64) -> ToldGrant {
-    ToldGrant { lease_ms: 0, ..told(fence, 0) }
 }
 
 #[test]

@@ -3,11 +3,12 @@
 use crate::events::{GrantKey, ToldGrant};
 use bytes::Bytes;
 use redfence_core::types::{Fence, UserTag};
+use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
-/// The oldest are forgotten beyond this.
-pub const TOLD_MAX: usize = 256;
+/// So many are known at least, of those whose time is not over.
+pub const TOLD_MIN: usize = 256;
 /// From here on those whose time is over are looked for.
 const SWEEP_MIN: usize = 64;
 /// What one takes besides the name.
@@ -20,7 +21,7 @@ pub struct ToldGrants {
     /// Those whose release is not answered yet, in the order of the answers.
     releasing: VecDeque<DatedGrant>,
     name_bytes: usize,
-    /// How many there may be before those whose time is over are dropped.
+    /// How many there may be before some are dropped.
     sweep_at: usize,
 }
 
@@ -53,17 +54,27 @@ fn end_of(lease_ms: u64, now_ms: u64) -> u64 {
 impl ToldGrants {
     pub fn add(&mut self, name: &[u8], terms: GrantTerms, now_ms: u64) {
         if self.grants.len() >= self.sweep_at.max(SWEEP_MIN) {
-            self.grants.retain(|known| known.ends_ms > now_ms);
-            self.name_bytes = self.all().map(|known| known.name.len()).sum();
-            self.sweep_at = 2 * self.grants.len();
-        }
-        if self.grants.len() >= TOLD_MAX {
-            let oldest = self.grants.pop_front();
-            self.name_bytes -= oldest.map_or(0, |known| known.name.len());
+            self.sweep(now_ms);
         }
         self.name_bytes += name.len();
         let ends_ms = end_of(terms.lease_ms, now_ms);
         self.grants.push_back(DatedGrant { terms, name: SmallVec::from_slice(name), ends_ms });
+    }
+
+    /// Drops those whose time is over, what an owner was told again of the same grant, and the oldest of too many.
+    #[cold]
+    fn sweep(&mut self, now_ms: u64) {
+        let mut known = FxHashSet::default();
+        let mut kept = VecDeque::with_capacity(TOLD_MIN);
+        for grant in std::mem::take(&mut self.grants).into_iter().rev() {
+            let stands = grant.ends_ms > now_ms && kept.len() < TOLD_MIN;
+            if stands && known.insert((grant.terms.db, grant.terms.fence, grant.name.clone())) {
+                kept.push_front(grant);
+            }
+        }
+        self.sweep_at = 2 * kept.len();
+        self.grants = kept;
+        self.name_bytes = self.all().map(|known| known.name.len()).sum();
     }
 
     fn all(&self) -> impl Iterator<Item = &DatedGrant> {
@@ -105,11 +116,6 @@ impl ToldGrants {
         }
     }
 
-    #[must_use]
-    pub fn awaits_release(&self) -> bool {
-        !self.releasing.is_empty()
-    }
-
     pub fn renewed(&mut self, db: u32, resource: &[u8], fence: Fence, lease_ms: u64, now_ms: u64) {
         if let Some(at) = self.find(db, resource, fence) {
             self.grants[at].terms.lease_ms = lease_ms;
@@ -119,7 +125,7 @@ impl ToldGrants {
 
     /// Once no release is awaited.
     pub fn take(&mut self) -> impl Iterator<Item = ToldGrant> {
-        debug_assert!(!self.awaits_release());
+        debug_assert!(self.releasing.is_empty());
         std::mem::take(self).grants.into_iter().map(|DatedGrant { terms, name, .. }| {
             let key = GrantKey { db: terms.db, resource: Bytes::copy_from_slice(&name), fence: terms.fence };
             ToldGrant { key, lease_ms: terms.lease_ms, user: terms.user }
@@ -155,12 +161,11 @@ mod tests {
     fn what_is_released_is_forgotten() {
         let mut told = ToldGrants::default();
         (1..=3).for_each(|fence| add(&mut told, fence, 100, 0));
-        assert!(told.releases(0, b"name", Fence(2)) && told.awaits_release());
+        assert!(told.releases(0, b"name", Fence(2)));
         assert!(!told.releases(0, b"other", Fence(3)));
         assert!(!told.releases(1, b"name", Fence(3)));
         assert_eq!(told.held_bytes(), 3 * (GRANT_BYTES + 4));
         told.released(1, false);
-        assert!(!told.awaits_release());
         assert_eq!(told.held_bytes(), 2 * (GRANT_BYTES + 4));
         assert_eq!(fences(&mut told), [1, 3]);
         assert_eq!(told.held_bytes(), 0);
@@ -193,8 +198,21 @@ mod tests {
     #[test]
     fn they_are_bounded() {
         let mut told = ToldGrants::default();
-        (1..=TOLD_MAX as u64 + 5).for_each(|fence| add(&mut told, fence, 0, 0));
-        assert_eq!(told.held_bytes(), TOLD_MAX * (GRANT_BYTES + 4));
-        assert_eq!(fences(&mut told)[0], 6);
+        for fence in 1..=10_000 {
+            add(&mut told, fence, 0, 0);
+            assert!(told.held_bytes() <= 2 * TOLD_MIN * (GRANT_BYTES + 4));
+        }
+        let known = fences(&mut told);
+        assert!(known.len() >= TOLD_MIN && known.ends_with(&[9_999, 10_000]));
+    }
+
+    #[test]
+    fn what_is_over_or_told_again_makes_nobody_forget_what_is_held() {
+        let mut told = ToldGrants::default();
+        (1..=300).for_each(|fence| add(&mut told, fence, 10, 0));
+        add(&mut told, 1_000, 100_000, 20);
+        (0..10_000).for_each(|round| add(&mut told, 2_000 + round, 10, 20 + round));
+        (0..1_000).for_each(|_| add(&mut told, 20_000, 10_000, 30_000));
+        assert_eq!(fences(&mut told)[0], 1_000);
     }
 }

@@ -18,10 +18,9 @@ use std::sync::Arc;
 
 impl CommandContext {
     pub(super) fn notify_command(&mut self, request: &Notify<'_>) -> Progress {
-        // Of locks that were asked for before, it is known at their answers that nobody listened when they were; of those that are being
-        // released, whether they were.
-        let is_undecided = !self.replies.asked_names.is_empty() || self.client.told.awaits_release();
-        if is_undecided && !self.can_join(InFlight::Alone) {
+        // What was asked before changes, at its answer, what there is to hear of: grants, releases, and `ON SESSION` of a session that
+        // turns out to be none.
+        if !self.can_join(InFlight::Alone) {
             return Progress::Stalled;
         }
         match request {
@@ -44,9 +43,6 @@ impl CommandContext {
 
     /// First it is told of losses, then it gets what the session holds: nothing falls in between.
     fn notify_session(&mut self, id: SessionId) -> Progress {
-        if !self.can_join(InFlight::Reads) {
-            return Progress::Stalled;
-        }
         let client = self.client.info.id;
         let before = match self.client.losses.is_some() {
             false => NotifyState::Off,

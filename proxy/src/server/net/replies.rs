@@ -61,10 +61,6 @@ impl AskedNames {
         visited
     }
 
-    pub(in crate::server) fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
-    }
-
     fn held_bytes(&self) -> usize {
         self.bytes.capacity()
     }
@@ -181,9 +177,9 @@ mod tests {
             names.push(b"last");
             assert!(names.take_first(<[u8]>::is_empty));
             assert!(names.take_first(|name| name == long));
-            assert!(!names.is_empty());
+            assert!(!names.bytes.is_empty());
             assert!(names.take_first(|name| name == b"last"));
-            assert!(names.is_empty());
+            assert!(names.bytes.is_empty());
             assert!(names.held_bytes() <= AskedNames::KEPT_BYTES_MAX);
         }
     }
