@@ -81,9 +81,15 @@ fn a_follower_that_differs_is_quarantined_and_comes_back_as_a_fresh_learner() {
     if !diverge(&cluster, bad, "ANSWER") {
         return;
     }
+    let mut cached = cluster.node(bad).client();
+    assert!(matches!(ask!(cached, "HELLO", "3"), Value::Map(_)));
+    assert_eq!(ask!(cached, "CLIENT", "TRACKING", "ON"), Value::Simple(b"OK".to_vec()));
+    ask!(cached, "GET", "cached");
     let took = await_quarantine(&cluster, &[bad]);
     println!("found after {took:?}");
     assert_serves_nothing(&cluster, bad);
+    // What its clients have cached of it may be wrong.
+    assert_eq!(cached.receive(), Value::Push(vec![Value::bulk("invalidate"), Value::Null]));
     work(&cluster, leader, "a");
     work(&cluster, other, "b");
 

@@ -408,6 +408,8 @@ impl Node {
         });
         self.persist.started(number, 0, false);
         self.refuse_everybody();
+        // What its clients heard and cached may be wrong.
+        self.out.missed = true;
         self.touched.clear();
         self.snapshots.outgoing.clear();
         self.stage.clear();
