@@ -257,13 +257,14 @@ impl LossWatch {
     }
 
     /// A grant of which the client knows, and nobody here whether it stands: it was told before the client was watched, or to
-    /// another client of its session. If it has ended, that is not told.
-    pub fn knows(&self, client: u64, grant: ToldGrant) {
+    /// another client of its session. If it has ended, that is not told. `is_over`: its time has passed, unless it was renewed elsewhere.
+    pub fn knows(&self, client: u64, grant: ToldGrant, is_over: bool) {
         let mut table = self.table();
         if table.grants.get(&grant.key).is_some_and(|clients| clients.contains(&client)) {
             return;
         }
-        let noted = NotedGrant { stood: false, ..NotedGrant::new(grant.lease_ms, grant.user) };
+        let noted =
+            NotedGrant { stood: false, is_gone: is_over, ..NotedGrant::new(grant.lease_ms, grant.user) };
         if table.note(client, grant.key.clone(), noted) {
             table.to_look_up.insert(grant.key);
         }
@@ -312,7 +313,7 @@ impl LossWatch {
         match state {
             GrantState::Held { lease_ms, .. } => table.change_each(&key, |grant| {
                 grant.lease_ms = lease_ms;
-                (grant.stood, grant.is_doubtful) = (true, false);
+                (grant.stood, grant.is_doubtful, grant.is_gone) = (true, false, false);
             }),
             GrantState::Ended { reason: Reason::AlreadyReleased, .. } => table.end(&key),
             // How it ended was missed, if it was not in the past of which nobody is told.

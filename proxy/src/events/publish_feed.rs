@@ -1,8 +1,8 @@
 //! Distributes the feed of Tier 2's apply to subscribers and tracking clients. One task.
 //!
 //! Matching messages against patterns may take long, and any client can publish them: they wait in a queue of their own, so that holders
-//! hear of lost locks and tracking clients of changed keys at once. Where that queue is full its items are lost, subscribers are told so,
-//! and nobody else is concerned.
+//! hear of lost locks and tracking clients of changed keys at once. The losses for subscribers (`__lost__:…`) wait in another, and go
+//! first. Where a queue is full its items are lost, subscribers are told so, and nobody else is concerned.
 
 use super::{Hub, LossWatch, Publication, Tracker};
 use crate::node_api::apply_feed::{self, FeedItem, FeedReceiver, FeedSender};
@@ -29,32 +29,37 @@ pub async fn publish_feed(
     events_lost: Arc<AtomicU64>,
 ) {
     let (messages, waiting) = apply_feed::channel();
-    tokio::join!(
-        distribute(feed, messages, &tracker, &losses),
-        publish_messages(waiting, &hub, &events_lost)
-    );
+    let (lost, waiting_lost) = apply_feed::channel();
+    let distributed = distribute(feed, ForSubscribers { messages, lost }, &tracker, &losses);
+    tokio::join!(distributed, publish_waiting(waiting, waiting_lost, &hub, &events_lost));
 }
 
-/// What takes no time, and the rest to the queue for subscribers.
-async fn distribute(mut feed: FeedReceiver, mut messages: FeedSender, tracker: &Tracker, losses: &LossWatch) {
+/// The queues for subscribers.
+struct ForSubscribers {
+    messages: FeedSender,
+    lost: FeedSender,
+}
+
+/// What takes no time, and the rest to the queues for subscribers.
+async fn distribute(mut feed: FeedReceiver, mut to: ForSubscribers, tracker: &Tracker, losses: &LossWatch) {
     loop {
-        let batch = match messages.owes_missed() {
+        let batch = match to.messages.owes_missed() || to.lost.owes_missed() {
             true => tokio::time::timeout(MISSED_AGAIN, feed.next()).await.unwrap_or(Some(Vec::new())),
             false => feed.next().await,
         };
         let Some(batch) = batch else { return };
         let mut turn = Turn::default();
-        let mut for_subscribers = Vec::new();
+        let (mut messages, mut lost) = (Vec::new(), Vec::new());
         for item in batch {
             // One entry can end thousands of locks: its listeners get the time to take what there is.
             turn.spend(ITEM_STEPS).await;
             match item {
-                FeedItem::Event(_) | FeedItem::Published { .. } => for_subscribers.push(item),
+                FeedItem::Event(_) | FeedItem::Published { .. } => messages.push(item),
                 FeedItem::Ended(loss) => {
                     // First: nobody is told to doubt a lock of which others hear meanwhile that it is lost.
                     losses.ended(&loss);
                     if loss.cause.is_some() {
-                        for_subscribers.push(FeedItem::Ended(loss));
+                        lost.push(FeedItem::Ended(loss));
                     }
                 }
                 FeedItem::Read { client, key } => tracker.read(client, &key),
@@ -63,38 +68,59 @@ async fn distribute(mut feed: FeedReceiver, mut messages: FeedSender, tracker: &
                 FeedItem::Missed => {
                     tracker.everything_changed();
                     losses.missed();
-                    for_subscribers.push(FeedItem::Missed);
+                    messages.push(FeedItem::Missed);
                 }
             }
         }
-        messages.tell(for_subscribers);
+        to.lost.tell(lost);
+        to.messages.tell(messages);
         tokio::task::yield_now().await;
     }
 }
 
-async fn publish_messages(mut waiting: FeedReceiver, hub: &Hub, events_lost: &AtomicU64) {
-    while let Some(batch) = waiting.next().await {
+async fn publish_waiting(
+    mut messages: FeedReceiver,
+    mut lost: FeedReceiver,
+    hub: &Hub,
+    events_lost: &AtomicU64,
+) {
+    loop {
+        let batch = tokio::select! {
+            biased;
+            Some(batch) = lost.next() => batch,
+            Some(batch) = messages.next() => batch,
+            else => return,
+        };
         let mut turn = Turn::default();
         for item in batch {
-            turn.spend(ITEM_STEPS).await;
-            match item {
-                FeedItem::Event(event) => publish(hub, publication_of_event(&event), &mut turn).await,
-                FeedItem::Published { channel, message } => {
-                    publish(hub, Publication::new(channel, message), &mut turn).await;
+            while let Some(first) = lost.try_next() {
+                for item in first {
+                    publish_item(item, hub, events_lost, &mut turn).await;
                 }
-                FeedItem::Ended(loss) => {
-                    if let Some(publication) = publication_of_loss(&loss) {
-                        publish(hub, publication, &mut turn).await;
-                    }
-                }
-                FeedItem::Missed => {
-                    events_lost.fetch_add(1, Ordering::Relaxed);
-                    hub.tell_all_missed();
-                }
-                FeedItem::Read { .. } | FeedItem::Changed { .. } | FeedItem::Flushed => {}
             }
+            publish_item(item, hub, events_lost, &mut turn).await;
         }
         tokio::task::yield_now().await;
+    }
+}
+
+async fn publish_item(item: FeedItem, hub: &Hub, events_lost: &AtomicU64, turn: &mut Turn) {
+    turn.spend(ITEM_STEPS).await;
+    match item {
+        FeedItem::Event(event) => publish(hub, publication_of_event(&event), turn).await,
+        FeedItem::Published { channel, message } => {
+            publish(hub, Publication::new(channel, message), turn).await;
+        }
+        FeedItem::Ended(loss) => {
+            if let Some(publication) = publication_of_loss(&loss) {
+                publish(hub, publication, turn).await;
+            }
+        }
+        FeedItem::Missed => {
+            events_lost.fetch_add(1, Ordering::Relaxed);
+            hub.tell_all_missed();
+        }
+        FeedItem::Read { .. } | FeedItem::Changed { .. } | FeedItem::Flushed => {}
     }
 }
 
@@ -187,6 +213,8 @@ mod tests {
     #[test]
     fn a_loss_does_not_wait_behind_messages() {
         let (hub, tracker, losses, _inbox) = listeners(&costly_pattern());
+        let mut subscriber = SubscriberInbox::open(ClientMemory::new(Clock::start()).open(3));
+        hub.subscribe(&subscriber, SubscriptionKind::Channel, &Bytes::from_static(b"__lost__:r"));
         let mut holder = losses.start(&ClientMemory::new(Clock::start()).open(2)).expect("not watched yet");
         let (db, resource, fence, user) = (0, Bytes::from_static(b"r"), Fence(5), UserTag::DEFAULT);
         let by = AttemptBy::Owner(Bytes::from_static(b"o"));
@@ -217,6 +245,11 @@ mod tests {
             turns += 1;
         }
         assert!(turns <= 10, "after {turns} turns");
+        while subscriber.poll(&mut context).is_pending() {
+            assert!(feed.as_mut().poll(&mut context).is_pending());
+            turns += 1;
+        }
+        assert!(turns <= 50, "after {turns} turns");
     }
 
     #[test]

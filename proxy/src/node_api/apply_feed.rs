@@ -113,8 +113,18 @@ impl FeedReceiver {
     /// `None`: the node has stopped.
     pub async fn next(&mut self) -> Option<Vec<FeedItem>> {
         let batch = self.receiver.recv().await?;
+        Some(self.taken(batch))
+    }
+
+    /// What is there.
+    pub fn try_next(&mut self) -> Option<Vec<FeedItem>> {
+        let batch = self.receiver.try_recv().ok()?;
+        Some(self.taken(batch))
+    }
+
+    fn taken(&self, batch: FeedBatch) -> Vec<FeedItem> {
         self.waiting_bytes.fetch_sub(batch.bytes, Ordering::Relaxed);
-        Some(batch.news)
+        batch.news
     }
 }
 

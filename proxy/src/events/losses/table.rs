@@ -5,9 +5,10 @@ use super::{
     GRANTS_PER_CLIENT_MAX, NOTICE_BYTES,
 };
 use crate::client_memory::Account;
+use bytes::Bytes;
 use redfence_core::machine::Loss;
 use redfence_core::types::{Fence, LockMode, LossCause, SessionId, UserTag};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, Hash};
@@ -37,7 +38,8 @@ pub(super) struct NotedGrant {
     pub(super) stood: bool,
     /// Its end may have been missed. That of any other comes by the feed, with its cause, be the state ahead of it.
     pub(super) is_doubtful: bool,
-    /// The state does not have it, and it may have ended before the client was watched: if not, the feed will tell.
+    /// It seems to have ended before the client was watched: by its time, or because the state does not have it. If it has not, the
+    /// feed or the state will tell.
     pub(super) is_gone: bool,
 }
 
@@ -56,10 +58,19 @@ struct Asked {
     missed: bool,
 }
 
+impl Asked {
+    fn end_of(&mut self, fence: Fence) -> Option<&mut EndMeanwhile> {
+        self.ends.iter_mut().find(|end| end.fence == fence)
+    }
+}
+
 /// The end of a grant that may be the one asked for.
 #[derive(Debug)]
 struct EndMeanwhile {
     fence: Fence,
+    /// Whose grant it was.
+    owner: Bytes,
+    /// `None`: it has been told.
     notice: Option<LossNotice>,
     /// The client would have heard of it as of one of its session's.
     of_session: bool,
@@ -149,12 +160,15 @@ impl LossTable {
         let asked = record.asking.get_mut(attempt);
         // It asked before it was watched, or ends were missed since.
         let is_doubtful = asked.as_ref().is_none_or(|asked| asked.missed);
-        let ended = asked.and_then(|asked| {
-            let at = asked.ends.iter().position(|end| end.fence == key.fence)?;
-            asked.ends.remove(at)
-        });
-        if let Some(end) = ended {
-            end.notice.into_iter().for_each(|notice| self.tell(client, notice));
+        // It stays: an owner may be told of one grant several times.
+        let ended = asked.and_then(|asked| asked.end_of(key.fence));
+        if let Some((owner, notice)) = ended.map(|end| (end.owner.clone(), end.notice.take())) {
+            for by in [AttemptBy::Owner(owner), AttemptBy::Conversion, AttemptBy::Transaction] {
+                let other = Attempt { by, ..attempt.clone() };
+                let same = record.asking.get_mut(&other).and_then(|asked| asked.end_of(key.fence));
+                same.into_iter().for_each(|end| end.notice = None);
+            }
+            notice.into_iter().for_each(|notice| self.tell(client, notice));
             return;
         }
         let noted = NotedGrant { is_doubtful, ..NotedGrant::new(lease_ms, user) };
@@ -238,6 +252,8 @@ impl LossTable {
         let watchers = loss.session.and_then(|session| self.sessions.get(&session));
         let watchers = watchers.into_iter().flatten().copied();
         let concerns = concerns_of(known_by, watchers, asking.iter().map(|(client, _)| *client));
+        let as_owner = asking.iter().filter(|(_, attempt)| matches!(attempt.by, AttemptBy::Owner(_)));
+        let asks_as_owner: FxHashSet<u64> = as_owner.map(|(client, _)| *client).collect();
         for (client, attempt) in &asking {
             let Concern { is_known, of_session, .. } = concerns[client];
             let asked = self.clients.get_mut(client).and_then(|record| record.asking.get_mut(attempt));
@@ -247,7 +263,11 @@ impl LossTable {
                 continue;
             }
             let notice = notice.clone().filter(|_| !is_known);
-            asked.ends.push_back(EndMeanwhile { fence: loss.fence, notice, of_session });
+            // If the client gets to know this grant, then by the answer to its owner's attempt.
+            let by_owner = matches!(attempt.by, AttemptBy::Transaction) && asks_as_owner.contains(client);
+            let (fence, owner) = (loss.fence, loss.owner.clone());
+            let of_session = of_session && !by_owner;
+            asked.ends.push_back(EndMeanwhile { fence, owner, notice, of_session });
         }
         let Some(notice) = notice else { return };
         for (client, concern) in concerns {

@@ -246,7 +246,7 @@ fn what_was_missed_is_looked_up() {
 fn what_was_told_before_is_watched_too() {
     let (watch, mut inbox, _memory) = watch();
     for fence in [5, 6, 7] {
-        watch.knows(1, told(fence, 100));
+        watch.knows(1, told(fence, 100), false);
     }
     let mut asked = watch.take_to_look_up();
     asked.sort_by_key(|key| key.fence);
@@ -261,7 +261,7 @@ fn what_was_told_before_is_watched_too() {
     watch.ended(&loss(7, Some(LossCause::Forced), None));
     assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 6, "forced"), (NoticeKind::Lost, 7, "forced")]);
     for fence in [9, 8, 10] {
-        watch.knows(1, told(fence, 100));
+        watch.knows(1, told(fence, 100), false);
     }
     watch.found(key(8), GrantState::Held { fence: Fence(8), lease_ms: 200 });
     assert_eq!(watch.stop(1), [told(8, 200), told(9, 100), told(10, 100)], "without 5, which is no more");
@@ -271,9 +271,10 @@ fn what_was_told_before_is_watched_too() {
 #[test]
 fn what_was_told_before_an_outage_is_doubted() {
     let (watch, mut inbox, _memory) = watch();
-    watch.knows(1, told(5, 100));
-    watch.knows(1, told(6, 0));
-    watch.knows(1, told(7, 100));
+    watch.knows(1, told(5, 100), false);
+    watch.knows(1, told(6, 0), false);
+    watch.knows(1, told(7, 100), false);
+    watch.knows(1, told(8, 100), true);
     watch.found(key(7), GrantState::Ended { reason: Reason::Expired, successor: None });
     watch.suspect(49);
     assert_eq!(notices(&mut inbox), [(NoticeKind::Suspect, 6, "no_quorum")], "its session decides");
@@ -288,13 +289,47 @@ fn what_was_told_before_an_outage_is_doubted() {
     assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 5, "expired")]);
 }
 
+/// Renewed by another connection, a grant may stand though its time is over as far as its own connection knows.
+#[test]
+fn what_is_over_and_stands_is_watched() {
+    let (watch, mut inbox, _memory) = watch();
+    watch.knows(1, told(5, 100), true);
+    watch.suspect(50);
+    assert_eq!(notices(&mut inbox), [], "most likely it had ended before");
+    watch.found(key(5), GrantState::Held { fence: Fence(5), lease_ms: 100 });
+    watch.suspect(50);
+    watch.ended(&loss(5, Some(LossCause::Expired), None));
+    let heard = [(NoticeKind::Suspect, 5, "no_quorum"), (NoticeKind::Lost, 5, "expired")];
+    assert_eq!(notices(&mut inbox), heard);
+}
+
+/// Two attempts at one lock in flight, one of them a transaction, by a client that watches the session: whichever is told of the grant.
+#[test]
+fn an_end_during_several_attempts_is_told_once() {
+    let transaction = || attempt(AttemptBy::Transaction);
+    for (first, is_told) in [(by_owner(), true), (by_owner(), false), (transaction(), true)] {
+        let (watch, mut inbox, _memory) = watch();
+        assert!(watch.watch_session(1, SessionId(7)));
+        let attempts = [first.clone(), if first == by_owner() { transaction() } else { by_owner() }];
+        attempts.iter().for_each(|attempt| watch.asks(1, attempt.clone()));
+        watch.ended(&loss(5, Some(LossCause::Expired), Some(7)));
+        if is_told {
+            watch.granted(1, &first, told(5, 100));
+        }
+        attempts.iter().for_each(|attempt| watch.answered(1, attempt));
+        let wanted = [(NoticeKind::Lost, 5, "expired")];
+        assert_eq!(notices(&mut inbox), wanted[..usize::from(is_told)], "{first:?}, told: {is_told}");
+        assert!(watch.is_idle());
+    }
+}
+
 /// What a session holds may have been granted on the same connection.
 #[test]
 fn what_is_noted_already_stays_as_it_is() {
     let (watch, mut inbox, _memory) = watch();
     grant(&watch, 5, 100);
     watch.suspect(50);
-    watch.knows(1, told(5, 0));
+    watch.knows(1, told(5, 0), false);
     assert!(watch.take_to_look_up().is_empty());
     watch.suspect(60);
     assert_eq!(notices(&mut inbox), [(NoticeKind::Suspect, 5, "no_quorum")]);

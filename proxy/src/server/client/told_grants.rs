@@ -123,12 +123,12 @@ impl ToldGrants {
         }
     }
 
-    /// Once no release is awaited.
-    pub fn take(&mut self) -> impl Iterator<Item = ToldGrant> {
+    /// Once no release is awaited. With each, whether its time is over.
+    pub fn take(&mut self, now_ms: u64) -> impl Iterator<Item = (ToldGrant, bool)> {
         debug_assert!(self.releasing.is_empty());
-        std::mem::take(self).grants.into_iter().map(|DatedGrant { terms, name, .. }| {
+        std::mem::take(self).grants.into_iter().map(move |DatedGrant { terms, name, ends_ms }| {
             let key = GrantKey { db: terms.db, resource: Bytes::copy_from_slice(&name), fence: terms.fence };
-            ToldGrant { key, lease_ms: terms.lease_ms, user: terms.user }
+            (ToldGrant { key, lease_ms: terms.lease_ms, user: terms.user }, ends_ms <= now_ms)
         })
     }
 
@@ -154,7 +154,7 @@ mod tests {
     }
 
     fn fences(told: &mut ToldGrants) -> Vec<u64> {
-        told.take().map(|grant| grant.key.fence.0).collect()
+        told.take(0).map(|(grant, _)| grant.key.fence.0).collect()
     }
 
     #[test]
@@ -193,6 +193,16 @@ mod tests {
         (3..10_000).for_each(|fence| add(&mut told, fence, 10, fence));
         assert!(told.held_bytes() < 3 * SWEEP_MIN * (GRANT_BYTES + 4));
         assert_eq!(fences(&mut told)[..2], [1, 2]);
+    }
+
+    #[test]
+    fn those_whose_time_is_over_are_told_apart() {
+        let mut told = ToldGrants::default();
+        add(&mut told, 1, 10, 0);
+        add(&mut told, 2, 11, 0);
+        add(&mut told, 3, 0, 0);
+        let taken: Vec<bool> = told.take(10).map(|(_, is_over)| is_over).collect();
+        assert_eq!(taken, [true, false, false]);
     }
 
     #[test]

@@ -66,8 +66,9 @@ impl CommandContext {
     fn start_notifying(&mut self) {
         if let Some(inbox) = self.server.losses.start(&self.client.account) {
             self.client.losses = Some(Box::new(inbox));
-            let client = self.client.info.id;
-            self.client.told.take().for_each(|grant| self.server.losses.knows(client, grant));
+            let (client, now_ms) = (self.client.info.id, self.server.now_ms());
+            let told = self.client.told.take(now_ms);
+            told.for_each(|(grant, is_over)| self.server.losses.knows(client, grant, is_over));
         }
     }
 
@@ -219,7 +220,7 @@ impl CommandContext {
             // Of its loss it hears as of any of the session's; here it is noted so that it can be doubted.
             let key = GrantKey { db, resource: name.clone(), fence };
             let grant = ToldGrant { key, lease_ms: 0, user: user.tag };
-            self.server.losses.knows(self.client.info.id, grant);
+            self.server.losses.knows(self.client.info.id, grant, false);
         }
         rows.iter_mut().for_each(hide_db);
         Reply::Array(rows)
