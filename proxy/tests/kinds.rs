@@ -566,6 +566,30 @@ fn a_lock_whose_release_was_refused_is_watched() {
     }
 }
 
+/// Doubt is for all locks of a session that was named, whoever took them, by the lease they have.
+#[test]
+fn what_others_took_for_a_session_is_doubted() {
+    let nodes = start_cluster(3, &[]);
+    nodes.iter().for_each(runs_version_2);
+    let mut other = nodes[1].connect();
+    let id = session(&mut other, "LOCK.SESSION OPEN 600000");
+    let mut client = resp3(&nodes[0]);
+    assert_eq!(client.ask(&["LOCK.NOTIFY", "ON", "SESSION", &id]), "[]");
+    let long = grant(&mut other, &format!("LOCK.ACQUIRE long 600000 SESSION {id}"));
+    let short = grant(&mut other, &format!("LOCK.ACQUIRE short 2000 SESSION {id}"));
+    await_that("the node has heard of it", || {
+        nodes[0].connect().ask(&words("LOCK.INFO short")).contains(&id)
+    });
+    nodes[1..].iter().for_each(|node| node.process.signal("STOP"));
+    let told = client.receive();
+    nodes[1..].iter().for_each(|node| node.process.signal("CONT"));
+    assert_eq!(told, format!(">(\"lock-suspect\", \"short\", {short}, \"no_quorum\", nil)"));
+    assert_eq!(client.receive(), lost("short", short, "expired", "nil"));
+    let mut last = nodes[0].connect();
+    await_that("the cluster serves", || last.ask(&words("LOCK.FORCERELEASE long")) == "1");
+    assert_eq!(client.receive(), lost("long", long, "forced", "nil"));
+}
+
 /// In one pipeline: a session that is none takes nothing back that was asked for behind it.
 #[test]
 fn a_refused_session_does_not_undo_what_follows_it() {

@@ -13,7 +13,8 @@
 //! Grants of which this table cannot know whether they stand are looked up in the state ([`LossWatch::take_to_look_up`],
 //! `server::loss_checks`): all of them where ends may have been missed (the feed was full, a snapshot took the place of log entries), those
 //! that were told before the client was watched, and those bound to a session, whose ttl only the state knows. What a session
-//! held nobody here knows: where ends were missed, clients that named one are disconnected, ask again and see what is left.
+//! held nobody here knows: where ends were missed, clients that named one are disconnected, ask again and see what is left. What other
+//! connections took for it is looked for when the node is cut off ([`LossWatch::session_holds`]).
 //!
 //! # Limits
 //!
@@ -208,31 +209,31 @@ impl LossWatch {
         self.left(gone);
     }
 
-    /// The client is told of all locks of this session too. False where it named too many sessions.
-    pub fn watch_session(&self, client: u64, session: SessionId) -> bool {
+    /// The client is told of all locks of this session too, as this user. False where it named too many sessions.
+    pub fn watch_session(&self, client: u64, session: SessionId, user: UserTag) -> bool {
         let mut table = self.table();
         let Some(record) = table.clients.get_mut(&client) else { return false };
-        if record.sessions.contains(&session) {
+        if record.watches(session) {
             return true;
         }
         if record.sessions.len() >= SESSIONS_PER_CLIENT_MAX {
             return false;
         }
-        record.sessions.push(session);
+        record.sessions.push((session, user));
         table.sessions.entry(session).or_default().push(client);
         true
     }
 
     #[must_use]
     pub fn is_watching_session(&self, client: u64, session: SessionId) -> bool {
-        self.table().clients.get(&client).is_some_and(|record| record.sessions.contains(&session))
+        self.table().clients.get(&client).is_some_and(|record| record.watches(session))
     }
 
     /// There is no such session, or it is not the client's.
     pub fn unwatch_session(&self, client: u64, session: SessionId) {
         let mut table = self.table();
         if let Some(record) = table.clients.get_mut(&client) {
-            record.sessions.retain(|other| *other != session);
+            record.sessions.retain(|(other, _)| *other != session);
         }
         table::forget(&mut table.sessions, &session, client);
     }
@@ -263,10 +264,28 @@ impl LossWatch {
         if table.grants.get(&grant.key).is_some_and(|clients| clients.contains(&client)) {
             return;
         }
-        let noted =
-            NotedGrant { stood: false, is_gone: is_over, ..NotedGrant::new(grant.lease_ms, grant.user) };
+        let noted = NotedGrant { stood: false, is_over, ..NotedGrant::new(grant.lease_ms, grant.user) };
         if table.note(client, grant.key.clone(), noted) {
             table.to_look_up.insert(grant.key);
+        }
+        self.drop_overflowed(&mut table);
+    }
+
+    #[must_use]
+    pub fn watched_sessions(&self) -> Vec<SessionId> {
+        self.table().sessions.keys().copied().collect()
+    }
+
+    /// A lock that a session holds, as this node's state has it while nobody else can be asked: whoever watches the session may have to
+    /// doubt it.
+    pub fn session_holds(&self, session: SessionId, key: &GrantKey, lease_ms: u64) {
+        let mut table = self.table();
+        for client in table.sessions.get(&session).cloned().into_iter().flatten() {
+            let Some(record) = table.clients.get(&client) else { continue };
+            let user = record.sessions.iter().find(|(id, _)| *id == session).map(|(_, user)| *user);
+            if let Some(user) = user.filter(|_| !record.grants.contains_key(key)) {
+                table.note(client, key.clone(), NotedGrant::new(lease_ms, user));
+            }
         }
         self.drop_overflowed(&mut table);
     }
@@ -313,7 +332,7 @@ impl LossWatch {
         match state {
             GrantState::Held { lease_ms, .. } => table.change_each(&key, |grant| {
                 grant.lease_ms = lease_ms;
-                (grant.stood, grant.is_doubtful, grant.is_gone) = (true, false, false);
+                (grant.stood, grant.is_doubtful, grant.is_over) = (true, false, false);
             }),
             GrantState::Ended { reason: Reason::AlreadyReleased, .. } => table.end(&key),
             // How it ended was missed, if it was not in the past of which nobody is told.

@@ -68,7 +68,8 @@ async fn distribute(mut feed: FeedReceiver, mut to: ForSubscribers, tracker: &Tr
                 FeedItem::Missed => {
                     tracker.everything_changed();
                     losses.missed();
-                    messages.push(FeedItem::Missed);
+                    // All subscribers are disconnected: nothing has to be told before that.
+                    lost.push(FeedItem::Missed);
                 }
             }
         }
@@ -85,15 +86,15 @@ async fn publish_waiting(
     events_lost: &AtomicU64,
 ) {
     loop {
-        let batch = tokio::select! {
+        let (batch, gives_way) = tokio::select! {
             biased;
-            Some(batch) = lost.next() => batch,
-            Some(batch) = messages.next() => batch,
+            Some(batch) = lost.next() => (batch, false),
+            Some(batch) = messages.next() => (batch, true),
             else => return,
         };
         let mut turn = Turn::default();
         for item in batch {
-            while let Some(first) = lost.try_next() {
+            while let Some(first) = if gives_way { lost.try_next() } else { None } {
                 for item in first {
                     publish_item(item, hub, events_lost, &mut turn).await;
                 }

@@ -1,4 +1,4 @@
-//! Linearizable reads of the state machine.
+//! Reads of the state machine, linearizable but for [`OwnedQuery::Here`].
 
 use bytes::Bytes;
 use redfence_core::grammar::cluster::Backup;
@@ -80,6 +80,8 @@ pub enum OwnedQuery {
         count: u64,
         sessions: SessionScope,
     },
+    /// Answered at once from this node's own state, which may be behind: what a node that is cut off can still say.
+    Here(Box<OwnedQuery>),
     /// All replicated settings, encoded.
     Settings,
     /// One of them, as text.
@@ -147,6 +149,7 @@ impl OwnedQuery {
             OwnedQuery::Sessions { cursor, count, sessions } => {
                 Query::Sessions { cursor: *cursor, count: *count, sessions: *sessions }
             }
+            OwnedQuery::Here(query) => return query.ask(machine, late_ms),
             OwnedQuery::Settings => Query::Settings,
             OwnedQuery::Setting(name) => Query::Setting(*name),
             OwnedQuery::Backup(_) => {
@@ -198,6 +201,7 @@ impl OwnedQuery {
             | OwnedQuery::Mark { .. }
             | OwnedQuery::Past { .. }
             | OwnedQuery::Sessions { .. }
+            | OwnedQuery::Here(_)
             | OwnedQuery::Settings
             | OwnedQuery::Setting(_)
             | OwnedQuery::Contention { .. }
@@ -211,6 +215,7 @@ impl OwnedQuery {
         let sum = |words: &[Bytes]| words.iter().map(Bytes::len).sum();
         match self {
             OwnedQuery::Tokens { keys, .. } => sum(keys),
+            OwnedQuery::Here(query) => query.bytes(),
             OwnedQuery::Redis { argv, .. } | OwnedQuery::Script { argv, .. } => sum(argv),
             OwnedQuery::Info { resource, .. }
             | OwnedQuery::Queue { resource, .. }

@@ -3,10 +3,13 @@
 
 use crate::events::{publish, GrantKey, Publication, Turn};
 use crate::node_api::OwnedQuery;
+use crate::server::commands::notify::held;
 use crate::server::ServerState;
 use bytes::Bytes;
 use redfence_core::event::{loss_to_json, lost_channel};
 use redfence_core::machine::GrantState;
+use redfence_core::reply::Reply;
+use redfence_core::types::SessionScope;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +20,7 @@ const LOOK_UPS_MAX: usize = 256;
 /// A node gives its leader up, and a leader itself, after this silence at the earliest.
 const SILENT_MS_MIN: u64 = 300;
 
-/// Starts the tasks. They end with the server. Two of them: while the state cannot be read, there is the more to doubt.
+/// Starts the tasks. They end with the server. Several of them: while the state cannot be read, there is the more to doubt.
 pub fn start(server: &Arc<ServerState>) {
     let weak = Arc::downgrade(server);
     tokio::spawn(async move {
@@ -28,16 +31,57 @@ pub fn start(server: &Arc<ServerState>) {
             out_of_reach_ms = doubt(&server, out_of_reach_ms).await;
         }
     });
+    start_looking_at_sessions(server);
     let weak = Arc::downgrade(server);
     tokio::spawn(async move {
         loop {
             tokio::time::sleep(PERIOD).await;
             let Some(server) = weak.upgrade() else { return };
-            if server.losses.has_clients() {
+            if server.losses.has_clients() && server.tier2.status().quorum {
                 look_up(&server).await;
             }
         }
     });
+}
+
+/// What sessions hold of which somebody wants to hear, once in each outage: others may have taken it for them. Nothing changes here while
+/// the node is cut off.
+fn start_looking_at_sessions(server: &Arc<ServerState>) {
+    let weak = Arc::downgrade(server);
+    tokio::spawn(async move {
+        let mut has_looked = false;
+        loop {
+            tokio::time::sleep(PERIOD).await;
+            let Some(server) = weak.upgrade() else { return };
+            let is_cut_off = !server.tier2.status().quorum;
+            if is_cut_off && !has_looked {
+                look_at_sessions(&server).await;
+            }
+            has_looked = is_cut_off;
+        }
+    });
+}
+
+async fn look_at_sessions(server: &ServerState) {
+    let ask = |query| server.tier2.query(OwnedQuery::Here(Box::new(query)));
+    for id in server.losses.watched_sessions() {
+        let held_by_it = ask(OwnedQuery::SessionLocks { id, sessions: SessionScope::All }).await;
+        let Reply::Array(rows) = held_by_it else { continue };
+        for rows in rows.chunks(LOOK_UPS_MAX) {
+            let keys = rows.iter().filter_map(held);
+            let keys = keys.map(|(db, name, fence)| GrantKey { db, resource: name.clone(), fence });
+            let by_fence = |key: GrantKey| {
+                let GrantKey { db, resource, fence } = key.clone();
+                (key, ask(OwnedQuery::GrantByFence { db, resource, fence }))
+            };
+            let asked: Vec<_> = keys.map(by_fence).collect();
+            for (key, pending) in asked {
+                if let Some(GrantState::Held { lease_ms, .. }) = GrantState::read(&pending.await) {
+                    server.losses.session_holds(id, &key, lease_ms);
+                }
+            }
+        }
+    }
 }
 
 /// Answers since when the leader is out of reach.

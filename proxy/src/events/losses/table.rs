@@ -22,7 +22,8 @@ pub(super) struct NotifiedClient {
     overflowed: Arc<AtomicBool>,
     account: Arc<Account>,
     pub(super) grants: HashMap<GrantKey, NotedGrant>,
-    pub(super) sessions: SmallVec<[SessionId; 1]>,
+    /// With the user whose they count as.
+    pub(super) sessions: SmallVec<[(SessionId, UserTag); 1]>,
     /// What it has got no answer to yet.
     asking: HashMap<Attempt, Asked>,
 }
@@ -38,14 +39,16 @@ pub(super) struct NotedGrant {
     pub(super) stood: bool,
     /// Its end may have been missed. That of any other comes by the feed, with its cause, be the state ahead of it.
     pub(super) is_doubtful: bool,
-    /// It seems to have ended before the client was watched: by its time, or because the state does not have it. If it has not, the
-    /// feed or the state will tell.
+    /// The state does not have it, and it may have ended before the client was watched: if not, the feed will tell.
     pub(super) is_gone: bool,
+    /// It seems to have ended before the client was watched, by the time its client knew of.
+    pub(super) is_over: bool,
 }
 
 impl NotedGrant {
     pub(super) fn new(lease_ms: u64, user: UserTag) -> NotedGrant {
-        NotedGrant { lease_ms, user, is_suspect: false, stood: true, is_doubtful: false, is_gone: false }
+        let (is_suspect, is_doubtful, is_gone, is_over) = (false, false, false, false);
+        NotedGrant { lease_ms, user, is_suspect, stood: true, is_doubtful, is_gone, is_over }
     }
 }
 
@@ -86,6 +89,10 @@ impl NotifiedClient {
         NotifiedClient { sender, overflowed, account, grants, sessions: SmallVec::new(), asking }
     }
 
+    pub(super) fn watches(&self, session: SessionId) -> bool {
+        self.sessions.iter().any(|(id, _)| *id == session)
+    }
+
     /// False: it has too much unread.
     fn tell(&self, notice: LossNotice) -> bool {
         let bytes = notice.resource.len() + NOTICE_BYTES;
@@ -120,7 +127,7 @@ impl LossTable {
         for key in record.grants.keys() {
             forget(&mut self.grants, key, client);
         }
-        for session in &record.sessions {
+        for (session, _) in &record.sessions {
             forget(&mut self.sessions, session, client);
         }
         for attempt in record.asking.keys() {
@@ -157,10 +164,13 @@ impl LossTable {
     pub(super) fn granted(&mut self, client: u64, attempt: &Attempt, grant: ToldGrant) {
         let Some(record) = self.clients.get_mut(&client) else { return };
         let ToldGrant { key, lease_ms, user } = grant;
-        let asked = record.asking.get_mut(attempt);
+        let mut asked = record.asking.get_mut(attempt);
         // It asked before it was watched, or ends were missed since.
         let is_doubtful = asked.as_ref().is_none_or(|asked| asked.missed);
-        // It stays: an owner may be told of one grant several times.
+        // Answers come in the order of the grants. This end stays: an owner may be told of one grant several times.
+        if let (Some(asked), AttemptBy::Owner(_)) = (&mut asked, &attempt.by) {
+            asked.ends.retain(|end| end.fence >= key.fence);
+        }
         let ended = asked.and_then(|asked| asked.end_of(key.fence));
         if let Some((owner, notice)) = ended.map(|end| (end.owner.clone(), end.notice.take())) {
             for by in [AttemptBy::Owner(owner), AttemptBy::Conversion, AttemptBy::Transaction] {
@@ -327,7 +337,7 @@ impl LossTable {
             for (key, grant) in &mut record.grants {
                 // How long a session lives may not be known yet (0): such a lock is doubted at once.
                 let is_due = out_of_reach_ms >= grant.lease_ms / 2;
-                if is_due && !grant.is_suspect && !grant.is_gone {
+                if is_due && !grant.is_suspect && !grant.is_gone && !grant.is_over {
                     grant.is_suspect = true;
                     doubtful.push((*client, key.clone(), grant.user));
                 }

@@ -90,7 +90,7 @@ fn a_grant_that_is_told_after_its_end_is_reported_at_once() {
 #[test]
 fn a_session_is_told_of_locks_of_other_connections() {
     let (watch, mut inbox, _memory) = watch();
-    assert!(watch.watch_session(1, SessionId(9)));
+    assert!(watch.watch_session(1, SessionId(9), UserTag::DEFAULT));
     grant(&watch, 5, 100);
     watch.ended(&loss(5, Some(LossCause::SessionEnded), Some(9)));
     watch.ended(&loss(6, Some(LossCause::Forced), Some(9)));
@@ -105,7 +105,7 @@ fn a_session_is_told_of_locks_of_other_connections() {
 #[test]
 fn a_loss_under_a_session_is_told_behind_the_answer_and_once() {
     let (watch, mut inbox, _memory) = watch();
-    assert!(watch.watch_session(1, SessionId(9)));
+    assert!(watch.watch_session(1, SessionId(9), UserTag::DEFAULT));
     for (at, by) in
         [by_owner(), attempt(AttemptBy::Conversion), attempt(AttemptBy::Transaction)].into_iter().enumerate()
     {
@@ -138,7 +138,7 @@ fn a_loss_under_a_session_is_told_behind_the_answer_and_once() {
 #[test]
 fn a_conversion_holds_up_no_other_loss() {
     let (watch, mut inbox, _memory) = watch();
-    assert!(watch.watch_session(1, SessionId(9)));
+    assert!(watch.watch_session(1, SessionId(9), UserTag::DEFAULT));
     watch.asks(1, attempt(AttemptBy::Conversion));
     let mut shared = loss(5, Some(LossCause::Wounded), Some(9));
     shared.mode = LockMode::Shared;
@@ -164,7 +164,7 @@ fn an_owner_that_asks_twice_is_told_once() {
 #[test]
 fn who_named_a_session_is_disconnected_where_ends_were_missed() {
     let (watch, mut inbox, _memory) = watch();
-    assert!(watch.watch_session(1, SessionId(9)));
+    assert!(watch.watch_session(1, SessionId(9), UserTag::DEFAULT));
     watch.missed();
     assert!(inbox.overflowed());
     let mut context = Context::from_waker(Waker::noop());
@@ -176,7 +176,7 @@ fn who_named_a_session_is_disconnected_where_ends_were_missed() {
 #[test]
 fn a_session_that_is_not_the_clients_is_not_watched() {
     let (watch, mut inbox, _memory) = watch();
-    assert!(watch.watch_session(1, SessionId(9)));
+    assert!(watch.watch_session(1, SessionId(9), UserTag::DEFAULT));
     assert!(watch.is_watching_session(1, SessionId(9)));
     watch.unwatch_session(1, SessionId(9));
     watch.ended(&loss(5, Some(LossCause::Forced), Some(9)));
@@ -303,13 +303,40 @@ fn what_is_over_and_stands_is_watched() {
     assert_eq!(notices(&mut inbox), heard);
 }
 
+/// Renewed by another connection, and gone when the node comes back by a snapshot: nobody knows when it ended.
+#[test]
+fn what_is_over_and_may_have_ended_since_is_told() {
+    let (watch, mut inbox, _memory) = watch();
+    watch.knows(1, told(5, 100), true);
+    watch.missed();
+    watch.found(key(5), GrantState::Ended { reason: Reason::Expired, successor: None });
+    assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 5, "expired")]);
+}
+
+/// An owner that always asks again before it has its answer, and reads what it is told.
+#[test]
+fn ends_do_not_pile_up_beside_an_attempt() {
+    let (watch, mut inbox, _memory) = watch();
+    watch.asks(1, by_owner());
+    for fence in 1..=3 * ENDS_PER_ATTEMPT_MAX as u64 {
+        watch.asks(1, by_owner());
+        watch.ended(&loss(fence, Some(LossCause::Forced), None));
+        watch.granted(1, &by_owner(), told(fence, 100));
+        watch.answered(1, &by_owner());
+        // The same grant is told again.
+        watch.granted(1, &by_owner(), told(fence, 100));
+        assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, fence, "forced")]);
+    }
+    assert!(!inbox.overflowed() && watch.is_idle());
+}
+
 /// Two attempts at one lock in flight, one of them a transaction, by a client that watches the session: whichever is told of the grant.
 #[test]
 fn an_end_during_several_attempts_is_told_once() {
     let transaction = || attempt(AttemptBy::Transaction);
     for (first, is_told) in [(by_owner(), true), (by_owner(), false), (transaction(), true)] {
         let (watch, mut inbox, _memory) = watch();
-        assert!(watch.watch_session(1, SessionId(7)));
+        assert!(watch.watch_session(1, SessionId(7), UserTag::DEFAULT));
         let attempts = [first.clone(), if first == by_owner() { transaction() } else { by_owner() }];
         attempts.iter().for_each(|attempt| watch.asks(1, attempt.clone()));
         watch.ended(&loss(5, Some(LossCause::Expired), Some(7)));
@@ -321,6 +348,24 @@ fn an_end_during_several_attempts_is_told_once() {
         assert_eq!(notices(&mut inbox), wanted[..usize::from(is_told)], "{first:?}, told: {is_told}");
         assert!(watch.is_idle());
     }
+}
+
+/// Of what other connections took for a session its watchers know nothing: the node looks when it is cut off.
+#[test]
+fn what_others_took_for_a_session_is_doubted() {
+    let (watch, mut inbox, _memory) = watch();
+    assert!(watch.watch_session(1, SessionId(7), UserTag(3)));
+    assert_eq!(watch.watched_sessions(), [SessionId(7)]);
+    watch.session_holds(SessionId(8), &key(4), 100);
+    watch.session_holds(SessionId(7), &key(5), 100);
+    watch.session_holds(SessionId(7), &key(5), 100);
+    watch.suspect(49);
+    assert_eq!(notices(&mut inbox), []);
+    assert_eq!(watch.suspect(50)[0].user, UserTag(3));
+    watch.ended(&loss(5, Some(LossCause::Expired), Some(7)));
+    let heard = [(NoticeKind::Suspect, 5, "no_quorum"), (NoticeKind::Lost, 5, "expired")];
+    assert_eq!(notices(&mut inbox), heard);
+    assert!(watch.is_idle());
 }
 
 /// What a session holds may have been granted on the same connection.

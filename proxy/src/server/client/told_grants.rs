@@ -3,7 +3,6 @@
 use crate::events::{GrantKey, ToldGrant};
 use bytes::Bytes;
 use redfence_core::types::{Fence, UserTag};
-use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
@@ -21,6 +20,8 @@ pub struct ToldGrants {
     /// Those whose release is not answered yet, in the order of the answers.
     releasing: VecDeque<DatedGrant>,
     name_bytes: usize,
+    /// The highest of all fences that were told: a higher one is told for the first time.
+    highest: Fence,
     /// How many there may be before some are dropped.
     sweep_at: usize,
 }
@@ -56,24 +57,23 @@ impl ToldGrants {
         if self.grants.len() >= self.sweep_at.max(SWEEP_MIN) {
             self.sweep(now_ms);
         }
+        // An owner that asks again is told the same grant again.
+        if terms.fence <= self.highest {
+            self.forget(terms.db, name, terms.fence);
+        }
+        self.highest = self.highest.max(terms.fence);
         self.name_bytes += name.len();
         let ends_ms = end_of(terms.lease_ms, now_ms);
         self.grants.push_back(DatedGrant { terms, name: SmallVec::from_slice(name), ends_ms });
     }
 
-    /// Drops those whose time is over, what an owner was told again of the same grant, and the oldest of too many.
+    /// Drops those whose time is over, and the oldest of too many.
     #[cold]
     fn sweep(&mut self, now_ms: u64) {
-        let mut known = FxHashSet::default();
-        let mut kept = VecDeque::with_capacity(TOLD_MIN);
-        for grant in std::mem::take(&mut self.grants).into_iter().rev() {
-            let stands = grant.ends_ms > now_ms && kept.len() < TOLD_MIN;
-            if stands && known.insert((grant.terms.db, grant.terms.fence, grant.name.clone())) {
-                kept.push_front(grant);
-            }
-        }
-        self.sweep_at = 2 * kept.len();
-        self.grants = kept;
+        self.grants.retain(|known| known.ends_ms > now_ms);
+        let too_many = self.grants.len().saturating_sub(TOLD_MIN);
+        self.grants.drain(..too_many);
+        self.sweep_at = 2 * self.grants.len();
         self.name_bytes = self.all().map(|known| known.name.len()).sum();
     }
 
@@ -193,6 +193,23 @@ mod tests {
         (3..10_000).for_each(|fence| add(&mut told, fence, 10, fence));
         assert!(told.held_bytes() < 3 * SWEEP_MIN * (GRANT_BYTES + 4));
         assert_eq!(fences(&mut told)[..2], [1, 2]);
+    }
+
+    #[test]
+    fn what_is_told_twice_is_known_once() {
+        let mut told = ToldGrants::default();
+        (1..=3).for_each(|fence| add(&mut told, fence, 10, 0));
+        add(&mut told, 2, 100, 5);
+        told.renewed(0, b"name", Fence(2), 1_000, 6);
+        assert!(told.releases(0, b"name", Fence(3)));
+        add(&mut told, 3, 10, 7);
+        told.released(1, false);
+        let terms = GrantTerms { db: 1, fence: Fence(3), lease_ms: 10, user: UserTag::DEFAULT };
+        told.add(b"name", terms, 8);
+        told.forget(0, b"name", Fence(3));
+        assert_eq!(told.held_bytes(), 3 * (GRANT_BYTES + 4));
+        let taken: Vec<_> = told.take(500).map(|(grant, is_over)| (grant.key.fence.0, is_over)).collect();
+        assert_eq!(taken, [(1, true), (2, false), (3, true)]);
     }
 
     #[test]

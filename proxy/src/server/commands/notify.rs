@@ -50,7 +50,7 @@ impl CommandContext {
             true => NotifyState::On,
         };
         self.start_notifying();
-        if !self.server.losses.watch_session(client, id) {
+        if !self.server.losses.watch_session(client, id, self.client.user.tag) {
             return self.refuse(Refusal::new("ERR this connection is notified of 64 sessions already"));
         }
         let query = OwnedQuery::SessionLocks { id, sessions: self.client.user.session_scope() };
@@ -228,7 +228,7 @@ impl CommandContext {
 }
 
 /// A row of what a session holds, as the machine tells it: name, fence, database.
-fn held(row: &Reply) -> Option<(u32, &Bytes, Fence)> {
+pub(in crate::server) fn held(row: &Reply) -> Option<(u32, &Bytes, Fence)> {
     let Reply::Array(row) = row else { return None };
     match &row[..] {
         [Reply::Bulk(name), Reply::Int(fence), Reply::Int(db)] => {
