@@ -3,6 +3,10 @@
 use crate::node_api::NodeId;
 use redfence_core::machine::version::VersionRange;
 
+/// So many entries more may stand behind the last snapshot where none of them changed what is in it: confirming one takes entries too,
+/// and must not lead to the next.
+pub const QUIET_ENTRIES: u64 = 1_024;
+
 /// Sizes and times of one node. Times are in milliseconds of the monotonic clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeConfig {

@@ -36,5 +36,5 @@ mod tests;
 
 /// For tools that read the data of a stopped node.
 pub use crate::node_api::snapshot_stream::load as load_snapshot;
-pub use config::NodeConfig;
+pub use config::{NodeConfig, QUIET_ENTRIES};
 pub use node::Node;

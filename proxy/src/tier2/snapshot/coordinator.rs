@@ -6,7 +6,7 @@ use crate::node_api::{
     SnapshotOp, TransferState,
 };
 use crate::tier2::cluster::membership::Membership;
-use crate::tier2::config::NodeConfig;
+use crate::tier2::config::{NodeConfig, QUIET_ENTRIES};
 use crate::tier2::node::persist::PersistQueue;
 use crate::tier2::node::Node;
 use crate::tier2::snapshot::backups::Backups;
@@ -144,9 +144,11 @@ impl Node {
     }
 
     fn begin_snapshot_if_due(&mut self) {
-        let since = self.applied - self.raw.store().snapshot_meta().at.index;
+        let last = self.raw.store().snapshot_meta().at.index;
+        let since = self.applied - last;
         self.snapshots.wanted |= self.raw.store().take_wanted();
-        let due = since >= self.config.snapshot_entries
+        let quiet = if self.machine.content_index() <= last { QUIET_ENTRIES } else { 0 };
+        let due = since >= self.config.snapshot_entries.saturating_add(quiet)
             || self.snapshots.bytes_since >= self.config.snapshot_bytes
             || self.snapshots.wanted
             || self.snapshots.backups.wait();
