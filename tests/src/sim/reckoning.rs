@@ -13,6 +13,8 @@ use std::collections::BTreeMap;
 const RECOVERY_MS_MAX: u64 = 5_000;
 /// After healing, every member has caught up within this time.
 const CATCH_UP_MS_MAX: u64 = 30_000;
+/// A follower asks for the digest that confirms its snapshot after a quarter of a minute, and again where nodes sit that round out.
+const CONFIRMED_MS_MAX: u64 = 60_000;
 /// Nodes are watched at rest for so long at least.
 const REST_MS_MIN: u64 = 2_000;
 const LOOK_EVERY_US: u64 = 50_000;
@@ -153,18 +155,29 @@ impl World {
         self.check_changes();
     }
 
-    /// Nobody's log grows for ever: who has applied enough since its last snapshot has made another.
+    /// Nobody's log grows for ever: who has applied enough since its last snapshot has made another, and has had it confirmed.
     fn demand_snapshots(&mut self) {
-        for id in self.members() {
-            let Some(node) = self.kernel.hosts.get(&id).and_then(|host| host.node.as_ref()) else { continue };
-            let (applied, snapshot) = (node.applied_index(), node.snapshot_index());
-            let quiet = if node.machine().content_index() <= snapshot { QUIET_ENTRIES } else { 0 };
-            if applied.saturating_sub(snapshot) > self.plan.snapshot_entries.saturating_add(quiet) {
+        let end_us = self.kernel.now_us + 1_000 * CONFIRMED_MS_MAX;
+        while let Some((id, applied, snapshot)) = self.without_snapshot() {
+            if self.kernel.now_us >= end_us {
                 let text =
                     format!("node {id} makes no snapshots: applied {applied}, the last is of {snapshot}");
                 self.fail(text);
+                return;
             }
+            self.run_to(self.kernel.now_us + LOOK_EVERY_US);
         }
+    }
+
+    /// A member that should have a newer snapshot, what it has applied, and its last one.
+    fn without_snapshot(&self) -> Option<(NodeId, u64, u64)> {
+        self.members().into_iter().find_map(|id| {
+            let node = self.kernel.hosts.get(&id)?.node.as_ref()?;
+            let (applied, snapshot) = (node.applied_index(), node.snapshot_index());
+            let quiet = if node.machine().content_index() <= snapshot { QUIET_ENTRIES } else { 0 };
+            let is_late = applied.saturating_sub(snapshot) > self.plan.snapshot_entries.saturating_add(quiet);
+            is_late.then_some((id, applied, snapshot))
+        })
     }
 
     /// Runs for so long, or until there is nothing left to wait for; some runs wait it out all the same.
