@@ -574,7 +574,7 @@ fn what_others_took_for_a_session_is_doubted() {
     let mut other = nodes[1].connect();
     let id = session(&mut other, "LOCK.SESSION OPEN 600000");
     let mut client = resp3(&nodes[0]);
-    assert_eq!(client.ask(&["LOCK.NOTIFY", "ON", "SESSION", &id]), "[]");
+    assert_eq!(client.ask(&["LOCK.NOTIFY", "ON", "SESSION", &id]), "()");
     let long = grant(&mut other, &format!("LOCK.ACQUIRE long 600000 SESSION {id}"));
     let short = grant(&mut other, &format!("LOCK.ACQUIRE short 2000 SESSION {id}"));
     await_that("the node has heard of it", || {
