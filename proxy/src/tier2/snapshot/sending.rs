@@ -119,7 +119,11 @@ impl OutgoingSnapshots {
     pub(crate) fn acked(&mut self, from: NodeId, ack: &SnapshotAck, now_ms: u64) -> Option<TransferEnd> {
         let sending = self.to.get_mut(&from).filter(|sending| sending.transfer == ack.transfer)?;
         sending.opened = true;
-        sending.acked_ms = now_ms;
+        // Fewer than before: an acknowledgement that is late, or a receiver that began anew and waits for what is not sent again. That is
+        // no progress.
+        if ack.received_bytes >= sending.acked_bytes {
+            sending.acked_ms = now_ms;
+        }
         if ack.received_bytes > sending.acked_bytes {
             sending.acked_bytes = ack.received_bytes.min(sending.meta.size_bytes);
             // More than was sent: the other side goes on with an earlier transfer.
