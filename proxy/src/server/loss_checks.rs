@@ -65,6 +65,9 @@ fn start_looking_at_sessions(server: &Arc<ServerState>) {
 async fn look_at_sessions(server: &ServerState) {
     let ask = |query| server.tier2.query(OwnedQuery::Here(Box::new(query)));
     for id in server.losses.watched_sessions() {
+        if server.tier2.status().quorum {
+            return;
+        }
         let held_by_it = ask(OwnedQuery::SessionLocks { id, sessions: SessionScope::All }).await;
         let Reply::Array(rows) = held_by_it else { continue };
         for rows in rows.chunks(LOOK_UPS_MAX) {

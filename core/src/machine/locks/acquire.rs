@@ -2,6 +2,7 @@
 
 use crate::event::EventKind;
 use crate::grammar::errors;
+use crate::machine::locks::lock::Phase;
 use crate::machine::locks::several::{GrantTerms, Hold};
 use crate::machine::log::command::Db;
 use crate::machine::queue::waiter::ReplyForm;
@@ -191,11 +192,15 @@ impl Machine {
     /// Finds a lock as it is at this instant: what is due on it has ended, and its waiters are served.
     pub(crate) fn find_fresh(&mut self, db: Db, name: &[u8], out: &mut Applied) -> Option<LockSlot> {
         let slot = self.names.find(&self.locks, db, name)?;
-        if self.locks[slot].is_several() {
-            return match self.refresh_several(slot, out) {
-                true => self.names.find(&self.locks, db, name),
-                false => Some(slot),
-            };
+        match self.locks[slot].phase {
+            Phase::Held { .. } => {}
+            Phase::Awaited | Phase::Idle { .. } => return Some(slot),
+            Phase::Several { .. } => {
+                return match self.refresh_several(slot, out) {
+                    true => self.names.find(&self.locks, db, name),
+                    false => Some(slot),
+                }
+            }
         }
         if let Some(ended_ms) = self.end_if_due(slot, out) {
             // A waiter that still had time when the lock ended gets it.

@@ -173,13 +173,14 @@ impl Machine {
 
     /// A free lock without waiters: kept for its last fence, or removed if it never had one.
     fn park(&mut self, slot: LockSlot) {
-        if self.locks[slot].fence.0 == 0 {
+        let lock = self.locks.edit(slot);
+        if lock.fence.0 == 0 {
             self.names.remove(&self.locks, slot);
             self.remove_lock(slot);
             return;
         }
-        self.locks.edit(slot).phase = Phase::Idle { since_ms: self.clock.logical_ms };
-        self.memory.idle += self.locks[slot].weight();
+        lock.phase = Phase::Idle { since_ms: self.clock.logical_ms };
+        self.memory.idle += lock.weight();
         self.idle.push_back(&mut self.locks, slot);
         if self.idle.len as usize > self.limits.idle_max {
             self.forget_oldest_idle(1);
@@ -191,9 +192,10 @@ impl Machine {
         match self.locks[slot].phase {
             Phase::Held { .. } | Phase::Several { .. } | Phase::Awaited => {}
             Phase::Idle { .. } => {
-                self.memory.idle -= self.locks[slot].weight();
+                let lock = self.locks.edit(slot);
+                self.memory.idle -= lock.weight();
+                lock.phase = Phase::Awaited;
                 self.idle.unlink(&mut self.locks, slot);
-                self.locks.edit(slot).phase = Phase::Awaited;
             }
         }
     }

@@ -176,27 +176,41 @@ impl Deadlines {
     /// Moves the item at `at` up or down to where it belongs.
     fn settle(&mut self, mut at: usize) {
         let item = self.heap[at];
+        let rank = item.rank();
         while at > 0 {
             let parent = (at - 1) / ARITY;
-            if self.heap[parent].rank() <= item.rank() {
+            let above = self.heap[parent];
+            if above.rank() <= rank {
                 break;
             }
-            self.place(at, self.heap[parent]);
+            self.place(at, above);
             at = parent;
         }
-        loop {
-            let first = at * ARITY + 1;
-            let children = first..(first + ARITY).min(self.heap.len());
-            let Some(least) = children.min_by_key(|child| self.heap[*child].rank()) else { break };
-            if item.rank() <= self.heap[least].rank() {
+        while let Some(least) = self.least_from(at * ARITY + 1) {
+            let below = self.heap[least];
+            if rank <= below.rank() {
                 break;
             }
-            self.place(at, self.heap[least]);
+            self.place(at, below);
             at = least;
         }
         self.place(at, item);
     }
 
+    /// Where the least of the siblings stands of which this is the first.
+    #[inline]
+    fn least_from(&self, first: usize) -> Option<usize> {
+        let siblings = self.heap.get(first..)?;
+        let Some([a, b, c, d]) = siblings.first_chunk() else {
+            return (0..siblings.len()).min_by_key(|at| siblings[*at].rank()).map(|at| first + at);
+        };
+        // Without a branch: which of them it is cannot be foreseen.
+        let lesser = |a: (u128, usize), b: (u128, usize)| if b.0 < a.0 { b } else { a };
+        let (_, at) = lesser(lesser((a.rank(), 0), (b.rank(), 1)), lesser((c.rank(), 2), (d.rank(), 3)));
+        Some(first + at)
+    }
+
+    #[inline]
     fn place(&mut self, at: usize, item: HeapItem) {
         self.heap[at] = item;
         self.places[item.kind()].move_to(item.slot(), at as u32);
@@ -214,48 +228,50 @@ const SPARE_CHUNKS: usize = 16;
 struct HeapIndexes {
     chunks: Vec<IndexChunk>,
     /// With nothing in them.
-    spare: Vec<Box<[u32]>>,
+    spare: Vec<Box<[u32; CHUNK]>>,
 }
 
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct IndexChunk {
-    /// Empty while nothing is in it.
-    places: Box<[u32]>,
+    /// None while nothing is in it.
+    places: Option<Box<[u32; CHUNK]>>,
     used: u32,
 }
 
 impl HeapIndexes {
+    #[inline]
     fn get(&self, slot: u32) -> Option<u32> {
-        let chunk = self.chunks.get(slot as usize / CHUNK)?;
-        chunk.places.get(slot as usize % CHUNK).copied().filter(|place| *place != NOWHERE)
+        let places = self.chunks.get(slot as usize / CHUNK)?.places.as_ref()?;
+        Some(places[slot as usize % CHUNK]).filter(|place| *place != NOWHERE)
     }
 
     /// Makes room for a slot that has no place; [`HeapIndexes::move_to`] gives it one.
     fn insert(&mut self, slot: u32) {
         let at = slot as usize / CHUNK;
         if at >= self.chunks.len() {
-            self.chunks.resize(at + 1, IndexChunk::default());
+            self.chunks.resize_with(at + 1, IndexChunk::default);
         }
         let chunk = &mut self.chunks[at];
-        if chunk.places.is_empty() {
-            chunk.places = self.spare.pop().unwrap_or_else(|| vec![NOWHERE; CHUNK].into_boxed_slice());
+        if chunk.places.is_none() {
+            chunk.places = Some(self.spare.pop().unwrap_or_else(|| Box::new([NOWHERE; CHUNK])));
         }
         chunk.used += 1;
     }
 
     #[inline]
     fn move_to(&mut self, slot: u32, place: u32) {
-        self.chunks[slot as usize / CHUNK].places[slot as usize % CHUNK] = place;
+        let places = self.chunks[slot as usize / CHUNK].places.as_mut().expect("room was made for it");
+        places[slot as usize % CHUNK] = place;
     }
 
     fn remove(&mut self, slot: u32) {
+        self.move_to(slot, NOWHERE);
         let chunk = &mut self.chunks[slot as usize / CHUNK];
-        chunk.places[slot as usize % CHUNK] = NOWHERE;
         chunk.used -= 1;
         if chunk.used == 0 {
-            let places = std::mem::take(&mut chunk.places);
+            let places = chunk.places.take();
             if self.spare.len() < SPARE_CHUNKS {
-                self.spare.push(places);
+                self.spare.extend(places);
             }
         }
     }
@@ -303,6 +319,6 @@ mod tests {
             assert_eq!(model.pop_first(), Some((at, timer.parts())));
             deadlines.clear(timer);
         }
-        assert!(deadlines.places.iter().all(|p| p.chunks.iter().all(|chunk| chunk.places.is_empty())));
+        assert!(deadlines.places.iter().all(|p| p.chunks.iter().all(|chunk| chunk.places.is_none())));
     }
 }

@@ -15,7 +15,8 @@ use std::ops::Index;
 
 /// Numbers stay below this: the free map has four levels of 64.
 pub(crate) const SLOTS_MAX: u32 = 1 << 24;
-const CHUNK_SLOTS: usize = 256;
+/// Bytes of a chunk, at most. A little less than a multiple of a power of two: allocators round such sizes up, mimalloc from 20 KiB to 24.
+const CHUNK_BYTES: usize = 20 * 1024 - 64;
 
 /// How a record looks in a snapshot. What can be worked out from other records is not part of it.
 pub(crate) trait Image: Sized {
@@ -55,6 +56,16 @@ impl<T: Image> Index<Slot<T>> for Slab<T> {
     }
 }
 
+impl<T> Slab<T> {
+    const CHUNK_SLOTS: u32 = (CHUNK_BYTES / size_of::<Option<T>>()) as u32;
+
+    /// The chunk of a slot, and its place there.
+    #[inline]
+    fn place_of(slot: u32) -> (usize, usize) {
+        ((slot / Self::CHUNK_SLOTS) as usize, (slot % Self::CHUNK_SLOTS) as usize)
+    }
+}
+
 impl<T: Image> Slab<T> {
     pub(crate) fn len(&self) -> usize {
         self.len
@@ -72,7 +83,8 @@ impl<T: Image> Slab<T> {
 
     #[inline]
     fn at(&self, slot: u32) -> Option<&T> {
-        self.chunks.get(slot as usize / CHUNK_SLOTS)?.slots.get(slot as usize % CHUNK_SLOTS)?.as_ref()
+        let (chunk, place) = Self::place_of(slot);
+        self.chunks.get(chunk)?.slots.get(place)?.as_ref()
     }
 
     /// Opens a slot in use for change.
@@ -80,9 +92,8 @@ impl<T: Image> Slab<T> {
     pub(crate) fn edit(&mut self, slot: Slot<T>) -> &mut T {
         let slot = slot.number();
         self.save_before_change(slot);
-        self.chunks[slot as usize / CHUNK_SLOTS].slots[slot as usize % CHUNK_SLOTS]
-            .as_mut()
-            .expect("a link points at a slot in use")
+        let (chunk, place) = Self::place_of(slot);
+        self.chunks[chunk].slots[place].as_mut().expect("a link points at a slot in use")
     }
 
     pub(crate) fn insert(&mut self, value: T) -> Slot<T> {
@@ -105,15 +116,15 @@ impl<T: Image> Slab<T> {
     }
 
     fn put(&mut self, slot: u32, value: T) {
-        let at = slot as usize / CHUNK_SLOTS;
+        let (at, place) = Self::place_of(slot);
         if at >= self.chunks.len() {
             self.chunks.resize_with(at + 1, || Chunk { slots: Box::default(), used: 0 });
         }
         let chunk = &mut self.chunks[at];
         if chunk.slots.is_empty() {
-            chunk.slots = (0..CHUNK_SLOTS).map(|_| None).collect();
+            chunk.slots = (0..Self::CHUNK_SLOTS).map(|_| None).collect();
         }
-        chunk.slots[slot as usize % CHUNK_SLOTS] = Some(value);
+        chunk.slots[place] = Some(value);
         chunk.used += 1;
         self.len += 1;
     }
@@ -121,8 +132,9 @@ impl<T: Image> Slab<T> {
     pub(crate) fn remove(&mut self, slot: Slot<T>) -> T {
         let slot = slot.number();
         self.save_before_change(slot);
-        let chunk = &mut self.chunks[slot as usize / CHUNK_SLOTS];
-        let value = chunk.slots[slot as usize % CHUNK_SLOTS].take().expect("a link points at a slot in use");
+        let (at, place) = Self::place_of(slot);
+        let chunk = &mut self.chunks[at];
+        let value = chunk.slots[place].take().expect("a link points at a slot in use");
         chunk.used -= 1;
         if chunk.used == 0 {
             chunk.slots = Box::default();
@@ -134,13 +146,12 @@ impl<T: Image> Slab<T> {
 
     /// The records from `slot` on, in the order of their numbers.
     pub(crate) fn iter_from(&self, slot: Slot<T>) -> impl Iterator<Item = (Slot<T>, &T)> {
-        let slot = slot.number();
-        let first = slot as usize / CHUNK_SLOTS;
+        let (first, place) = Self::place_of(slot.number());
         self.chunks.iter().enumerate().skip(first).flat_map(move |(at, chunk)| {
-            let base = at * CHUNK_SLOTS;
-            let skipped = if at == first { slot as usize % CHUNK_SLOTS } else { 0 };
+            let base = at as u32 * Self::CHUNK_SLOTS;
+            let skipped = if at == first { place } else { 0 };
             let slots = chunk.slots.iter().enumerate().skip(skipped);
-            slots.filter_map(move |(i, value)| Some((Slot::new((base + i) as u32), value.as_ref()?)))
+            slots.filter_map(move |(i, value)| Some((Slot::new(base + i as u32), value.as_ref()?)))
         })
     }
 
@@ -193,9 +204,10 @@ impl<T: Image> Slab<T> {
         while walk.next < walk.end && *budget > 0 && out.len() < bytes_max {
             *budget -= 1;
             let slot = walk.next;
-            if self.chunks.get(slot as usize / CHUNK_SLOTS).is_none_or(|chunk| chunk.used == 0) {
+            let (chunk, _) = Self::place_of(slot);
+            if self.chunks.get(chunk).is_none_or(|chunk| chunk.used == 0) {
                 // Nothing is here any more; what was has been saved when it went.
-                walk.next = ((slot as usize / CHUNK_SLOTS + 1) * CHUNK_SLOTS) as u32;
+                walk.next = (chunk as u32 + 1) * Self::CHUNK_SLOTS;
                 continue;
             }
             if walk.mark(slot) {

@@ -46,9 +46,17 @@ pub(super) struct NotedGrant {
 }
 
 impl NotedGrant {
+    /// One that stands.
     pub(super) fn new(lease_ms: u64, user: UserTag) -> NotedGrant {
-        let (is_suspect, is_doubtful, is_gone, is_over) = (false, false, false, false);
-        NotedGrant { lease_ms, user, is_suspect, stood: true, is_doubtful, is_gone, is_over }
+        NotedGrant {
+            lease_ms,
+            user,
+            is_suspect: false,
+            stood: true,
+            is_doubtful: false,
+            is_gone: false,
+            is_over: false,
+        }
     }
 }
 

@@ -82,6 +82,25 @@ fn ack(transfer: u64, received_bytes: u64, state: TransferState) -> SnapshotAck 
     SnapshotAck { transfer, received_bytes, state }
 }
 
+/// A receiver that restarted near the end may be opened anew by a late copy of the first piece. It waits for what is not sent again: only a
+/// transfer that begins anew goes on from there.
+#[test]
+fn a_receiver_that_has_less_than_it_had_keeps_no_transfer_open() {
+    let in_progress = |bytes| ack(1, bytes, TransferState::InProgress);
+    let mut outgoing = OutgoingSnapshots::new(0);
+    let meta = snapshot_at(20);
+    outgoing.start(2, meta.clone(), message_with(&meta, 1, 2, 1), 500, 0);
+    assert_eq!(outgoing.acked(2, &in_progress(1_000), 10), None);
+    // It has everything, and checks it: that may take long.
+    assert_eq!(outgoing.acked(2, &in_progress(1_000), 100), None);
+    assert_eq!(outgoing.stalled(190, 100), []);
+    for now_ms in [110, 150, 199] {
+        assert_eq!(outgoing.acked(2, &in_progress(300), now_ms), None);
+    }
+    assert_eq!(outgoing.stalled(200, 100), [TransferEnd { to: 2, delivered: false }]);
+    assert!(outgoing.is_empty());
+}
+
 /// The log behind a snapshot is kept while it is sent, and until the member has caught up, within a limit.
 #[test]
 fn the_log_behind_a_snapshot_is_kept_for_whoever_is_sent_it() {
