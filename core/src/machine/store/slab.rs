@@ -17,6 +17,8 @@ use std::ops::Index;
 pub(crate) const SLOTS_MAX: u32 = 1 << 24;
 /// Bytes of a chunk, at most. A little less than a multiple of a power of two: allocators round such sizes up, mimalloc from 20 KiB to 24.
 const CHUNK_BYTES: usize = 20 * 1024 - 64;
+/// Slots of a chunk, at most: one that comes and goes for a single record must cost little.
+const CHUNK_SLOTS_MAX: usize = 256;
 
 /// How a record looks in a snapshot. What can be worked out from other records is not part of it.
 pub(crate) trait Image: Sized {
@@ -57,7 +59,10 @@ impl<T: Image> Index<Slot<T>> for Slab<T> {
 }
 
 impl<T> Slab<T> {
-    const CHUNK_SLOTS: u32 = (CHUNK_BYTES / size_of::<Option<T>>()) as u32;
+    const CHUNK_SLOTS: u32 = {
+        let fitting = CHUNK_BYTES / size_of::<Option<T>>();
+        (if fitting < CHUNK_SLOTS_MAX { fitting } else { CHUNK_SLOTS_MAX }) as u32
+    };
 
     /// The chunk of a slot, and its place there.
     #[inline]
