@@ -15,7 +15,7 @@ export REDFENCE_LEFT_OUT := $(CURDIR)/target/left-out
 # For `redfence --version`. Exported, so that every target builds the same program.
 export REDFENCE_COMMIT := $(shell scripts/commit)
 
-.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release build-production unit lua-test sdk sdk-python browser browser-short docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource drill scale soak interop bench versus hostile attack mixed-versions sentinel nightly fuzz images deb chart packaging-check clean
+.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release build-production unit lua-test sdk sdk-python browser browser-short docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource drill scale soak interop bench versus machine-versus hostile attack mixed-versions sentinel nightly fuzz images deb chart packaging-check clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -165,6 +165,10 @@ bench: build-production ## lock work against Redis, etcd and ZooKeeper in one ru
 versus: build-production ## this build against the pinned baseline (bench/baseline.toml), side by side
 	$(CARGO) build --release --locked -p redfence-bench
 	target/release/redfence-bench versus $(PRODUCTION) --other "$$(scripts/baseline)" --results target/versus
+
+machine-versus: ## the lock machine alone beside that of the pinned baseline, in one process: speed, and memory of a held lock
+	@scripts/install-deps cc
+	@scripts/machine-versus
 
 hostile: build ## whatever a client may send, against three nodes: make hostile, make hostile ONLY=glob
 	$(CARGO) run --locked -p redfence-tests --bin hostile -- $(if $(ONLY),--only $(ONLY))
