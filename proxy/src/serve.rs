@@ -210,7 +210,7 @@ fn assemble(
         subscriber,
     });
     settings_follower::start(Arc::clone(&server), flags);
-    loss_checks::start(&server);
+    loss_checks::start(&server, config.election_timeout_ms);
     server
 }
 

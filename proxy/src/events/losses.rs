@@ -12,13 +12,13 @@
 //!
 //! Grants of which this table cannot know whether they stand are looked up in the state ([`LossWatch::take_to_look_up`],
 //! `server::loss_checks`): all of them where ends may have been missed (the feed was full, a snapshot took the place of log entries), those
-//! that were told before the client was watched, and those bound to a session, whose ttl only the state knows. What a session
+//! that were told before the client was watched, and those of a session whose ttl only the state knows. What a session
 //! held nobody here knows: where ends were missed, clients that named one are disconnected, ask again and see what is left. What other
 //! connections took for it is looked for when the node is cut off ([`LossWatch::session_holds`]).
 //!
 //! # Limits
 //!
-//! - Grants noted for one client: [`GRANTS_PER_CLIENT_MAX`]; notices it may leave unread: [`UNREAD_MAX`]. One more closes the connection: it
+//! - Grants noted for one client: [`GRANTS_PER_CLIENT_MAX`], and their bytes count as held for it ([`Account`]); notices it may leave unread: [`UNREAD_MAX`]. One more closes the connection: it
 //!   must know that it does not hear everything.
 //! - Ends that wait beside one attempt: [`ENDS_PER_ATTEMPT_MAX`].
 
@@ -32,7 +32,7 @@ use redfence_core::types::{Fence, LossCause, Reason, SessionId, UserTag};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
-use table::{LossTable, NotedGrant, NotifiedClient};
+use table::{LossTable, NotedGrant, NotifiedClient, WatchedSession};
 use tokio::sync::mpsc;
 
 const GRANTS_PER_CLIENT_MAX: usize = 65_536;
@@ -96,6 +96,8 @@ pub enum AttemptBy {
     Owner(Bytes),
     /// A conversion to exclusive: nobody else holds the lock exclusively while the client holds it shared.
     Conversion,
+    /// A conversion to shared, which goes on under the fence that it has.
+    Kept(Fence),
     /// A transaction, in which owners are made up by the machine.
     Transaction,
 }
@@ -104,7 +106,7 @@ pub enum AttemptBy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToldGrant {
     pub key: GrantKey,
-    /// How long it lasts without a renewal; 0 where its session decides.
+    /// How long it lasts without a renewal, of the lock or of its session; 0 where that is not known.
     pub lease_ms: u64,
     pub user: UserTag,
 }
@@ -219,7 +221,7 @@ impl LossWatch {
         if record.sessions.len() >= SESSIONS_PER_CLIENT_MAX {
             return false;
         }
-        record.sessions.push((session, user));
+        record.sessions.push(WatchedSession { id: session, user, is_own: false });
         table.sessions.entry(session).or_default().push(client);
         true
     }
@@ -229,11 +231,18 @@ impl LossWatch {
         self.table().clients.get(&client).is_some_and(|record| record.watches(session))
     }
 
+    /// The session is one of which the client may hear.
+    pub fn owns_session(&self, client: u64, session: SessionId) {
+        let mut table = self.table();
+        let Some(record) = table.clients.get_mut(&client) else { return };
+        record.sessions.iter_mut().filter(|own| own.id == session).for_each(|own| own.is_own = true);
+    }
+
     /// There is no such session, or it is not the client's.
     pub fn unwatch_session(&self, client: u64, session: SessionId) {
         let mut table = self.table();
         if let Some(record) = table.clients.get_mut(&client) {
-            record.sessions.retain(|(other, _)| *other != session);
+            record.sessions.retain(|watched| watched.id != session);
         }
         table::forget(&mut table.sessions, &session, client);
     }
@@ -282,7 +291,8 @@ impl LossWatch {
         let mut table = self.table();
         for client in table.sessions.get(&session).cloned().into_iter().flatten() {
             let Some(record) = table.clients.get(&client) else { continue };
-            let user = record.sessions.iter().find(|(id, _)| *id == session).map(|(_, user)| *user);
+            let watched = record.sessions.iter().find(|watched| watched.id == session && watched.is_own);
+            let user = watched.map(|watched| watched.user);
             if let Some(user) = user.filter(|_| !record.grants.contains_key(key)) {
                 table.note(client, key.clone(), NotedGrant::new(lease_ms, user));
             }
@@ -292,7 +302,7 @@ impl LossWatch {
 
     /// A lock was renewed through this node.
     pub fn renewed(&self, key: &GrantKey, lease_ms: u64) {
-        self.table().change_each(key, |grant| grant.lease_ms = lease_ms);
+        self.table().renewed(key, lease_ms);
     }
 
     /// A grant has ended, lost or released.
@@ -362,6 +372,7 @@ impl LossWatch {
     /// The leader was reached again: what may be doubted next time is told again.
     pub fn trust(&self) {
         let mut table = self.table();
+        table.trusted_for_ms = 0;
         let grants = table.clients.values_mut().flat_map(|client| client.grants.values_mut());
         grants.for_each(|grant| grant.is_suspect = false);
     }

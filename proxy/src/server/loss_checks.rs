@@ -17,18 +17,17 @@ use std::time::Duration;
 const PERIOD: Duration = Duration::from_millis(25);
 /// Grants that are asked for at a time.
 const LOOK_UPS_MAX: usize = 256;
-/// A node gives its leader up, and a leader itself, after this silence at the earliest.
-const SILENT_MS_MIN: u64 = 300;
-
 /// Starts the tasks. They end with the server. Several of them: while the state cannot be read, there is the more to doubt.
-pub fn start(server: &Arc<ServerState>) {
+pub fn start(server: &Arc<ServerState>, election_timeout_ms: u64) {
     let weak = Arc::downgrade(server);
+    // A node gives its leader up, and a leader itself, after one to two election timeouts of silence: so long it may be cut off already.
+    let silent_ms_max = election_timeout_ms.saturating_mul(2);
     tokio::spawn(async move {
-        let mut out_of_reach_ms = None;
+        let mut since_ms = None;
         loop {
             tokio::time::sleep(PERIOD).await;
             let Some(server) = weak.upgrade() else { return };
-            out_of_reach_ms = doubt(&server, out_of_reach_ms).await;
+            since_ms = doubt(&server, since_ms, silent_ms_max).await;
         }
     });
     start_looking_at_sessions(server);
@@ -87,8 +86,8 @@ async fn look_at_sessions(server: &ServerState) {
     }
 }
 
-/// Answers since when the leader is out of reach.
-async fn doubt(server: &ServerState, since_ms: Option<u64>) -> Option<u64> {
+/// Answers since when the leader is out of reach, at the earliest.
+async fn doubt(server: &ServerState, since_ms: Option<u64>, silent_ms_max: u64) -> Option<u64> {
     if server.tier2.status().quorum {
         if since_ms.is_some() {
             server.losses.trust();
@@ -96,7 +95,7 @@ async fn doubt(server: &ServerState, since_ms: Option<u64>) -> Option<u64> {
         return None;
     }
     let now_ms = server.now_ms();
-    let since_ms = since_ms.unwrap_or(now_ms.saturating_sub(SILENT_MS_MIN));
+    let since_ms = since_ms.unwrap_or(now_ms.saturating_sub(silent_ms_max));
     if server.losses.has_clients() {
         let mut turn = Turn::default();
         for notice in server.losses.suspect(now_ms.saturating_sub(since_ms)) {

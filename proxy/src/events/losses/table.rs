@@ -22,11 +22,28 @@ pub(super) struct NotifiedClient {
     overflowed: Arc<AtomicBool>,
     account: Arc<Account>,
     pub(super) grants: HashMap<GrantKey, NotedGrant>,
-    /// With the user whose they count as.
-    pub(super) sessions: SmallVec<[(SessionId, UserTag); 1]>,
+    /// What these take, as its account has it.
+    grants_bytes: usize,
+    pub(super) sessions: SmallVec<[WatchedSession; 1]>,
     /// What it has got no answer to yet.
     asking: HashMap<Attempt, Asked>,
+    /// Told by a look at the state: the feed may be behind it, and say so once more of a session's lock.
+    told_by_look: HashSet<GrantKey>,
 }
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WatchedSession {
+    pub(super) id: SessionId,
+    /// Whose it counts as.
+    pub(super) user: UserTag,
+    /// It was seen to be the client's.
+    pub(super) is_own: bool,
+}
+
+/// What a noted grant takes besides its name: its places in two tables.
+const GRANT_BYTES: usize = 256;
+/// So many are remembered of those that were told by a look.
+const TOLD_BY_LOOK_MAX: usize = 4_096;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NotedGrant {
@@ -93,12 +110,38 @@ impl NotifiedClient {
         overflowed: Arc<AtomicBool>,
         account: Arc<Account>,
     ) -> NotifiedClient {
-        let (grants, asking) = (HashMap::default(), HashMap::default());
-        NotifiedClient { sender, overflowed, account, grants, sessions: SmallVec::new(), asking }
+        NotifiedClient {
+            sender,
+            overflowed,
+            account,
+            grants: HashMap::default(),
+            grants_bytes: 0,
+            sessions: SmallVec::new(),
+            asking: HashMap::default(),
+            told_by_look: HashSet::default(),
+        }
     }
 
     pub(super) fn watches(&self, session: SessionId) -> bool {
-        self.sessions.iter().any(|(id, _)| *id == session)
+        self.sessions.iter().any(|watched| watched.id == session)
+    }
+
+    /// False: it is closed, because the clients of this node hold too much.
+    fn note(&mut self, key: GrantKey, grant: NotedGrant) -> bool {
+        let bytes = key.resource.len() + GRANT_BYTES;
+        if self.grants.insert(key, grant).is_some() {
+            return true;
+        }
+        self.grants_bytes += bytes;
+        self.account.add_message(bytes)
+    }
+
+    fn forget_grant(&mut self, key: &GrantKey) {
+        if self.grants.remove(key).is_some() {
+            let bytes = key.resource.len() + GRANT_BYTES;
+            self.grants_bytes -= bytes;
+            self.account.take_message(bytes);
+        }
     }
 
     /// False: it has too much unread.
@@ -126,17 +169,20 @@ pub(super) struct LossTable {
     pub(super) to_look_up: HashSet<GrantKey>,
     /// To be removed.
     pub(super) overflowed: Vec<u64>,
+    /// Nobody has to doubt anything while the leader is out of reach for less than this.
+    pub(super) trusted_for_ms: u64,
 }
 
 impl LossTable {
     /// The sender goes with the record: that wakes the connection.
     pub(super) fn remove(&mut self, client: u64) -> Option<NotifiedClient> {
         let record = self.clients.remove(&client)?;
+        record.account.take_message(record.grants_bytes);
         for key in record.grants.keys() {
             forget(&mut self.grants, key, client);
         }
-        for (session, _) in &record.sessions {
-            forget(&mut self.sessions, session, client);
+        for session in &record.sessions {
+            forget(&mut self.sessions, &session.id, client);
         }
         for attempt in record.asking.keys() {
             forget(&mut self.asking, attempt, client);
@@ -181,7 +227,8 @@ impl LossTable {
         }
         let ended = asked.and_then(|asked| asked.end_of(key.fence));
         if let Some((owner, notice)) = ended.map(|end| (end.owner.clone(), end.notice.take())) {
-            for by in [AttemptBy::Owner(owner), AttemptBy::Conversion, AttemptBy::Transaction] {
+            let kept = AttemptBy::Kept(key.fence);
+            for by in [AttemptBy::Owner(owner), AttemptBy::Conversion, kept, AttemptBy::Transaction] {
                 let other = Attempt { by, ..attempt.clone() };
                 let same = record.asking.get_mut(&other).and_then(|asked| asked.end_of(key.fence));
                 same.into_iter().for_each(|end| end.notice = None);
@@ -196,7 +243,7 @@ impl LossTable {
     }
 
     /// What waited beside the attempt and was not told with its grant: of an owner's attempt and of a conversion it is the end of a
-    /// grant that the client does not get to know.
+    /// grant that the client does not get to know, unless the conversion kept a grant that there was.
     pub(super) fn answered(&mut self, client: u64, attempt: &Attempt) {
         let Some(record) = self.clients.get_mut(&client) else { return };
         let Some(asked) = record.asking.get_mut(attempt) else { return };
@@ -208,7 +255,7 @@ impl LossTable {
         forget(&mut self.asking, attempt, client);
         match attempt.by {
             AttemptBy::Owner(_) | AttemptBy::Conversion => {}
-            AttemptBy::Transaction => {
+            AttemptBy::Kept(_) | AttemptBy::Transaction => {
                 let of_session = asked.ends.into_iter().filter(|end| end.of_session);
                 of_session.filter_map(|end| end.notice).for_each(|notice| self.tell(client, notice));
             }
@@ -221,7 +268,8 @@ impl LossTable {
             return SmallVec::new();
         }
         let conversion = (loss.mode == LockMode::Exclusive).then_some(AttemptBy::Conversion);
-        let ways = [AttemptBy::Owner(loss.owner.clone()), AttemptBy::Transaction];
+        let ways =
+            [AttemptBy::Owner(loss.owner.clone()), AttemptBy::Kept(loss.fence), AttemptBy::Transaction];
         let mut asking = SmallVec::new();
         for by in ways.into_iter().chain(conversion) {
             let attempt = Attempt { db: loss.db, resource: loss.resource.clone(), by };
@@ -235,23 +283,42 @@ impl LossTable {
 
     /// False where the client is gone, or knows of too many.
     pub(super) fn note(&mut self, client: u64, key: GrantKey, grant: NotedGrant) -> bool {
+        self.trusted_for_ms = 0;
         let Some(record) = self.clients.get_mut(&client) else { return false };
         let is_new = !record.grants.contains_key(&key);
         if is_new && record.grants.len() >= GRANTS_PER_CLIENT_MAX {
             self.overflow(client);
             return false;
         }
+        // One name for all who know of the grant.
+        let key = self.grants.get_key_value(&key).map_or(key, |(known, _)| known.clone());
         if is_new {
             self.grants.entry(key.clone()).or_default().push(client);
         }
-        record.grants.insert(key, grant);
-        true
+        let is_noted = record.note(key, grant);
+        if !is_noted {
+            self.overflow(client);
+        }
+        is_noted
     }
 
-    pub(super) fn change_each(&mut self, key: &GrantKey, change: impl Fn(&mut NotedGrant)) {
+    pub(super) fn change_each(&mut self, key: &GrantKey, mut change: impl FnMut(&mut NotedGrant)) {
+        self.trusted_for_ms = 0;
         for client in self.grants.get(key).into_iter().flatten() {
             let record = self.clients.get_mut(client);
-            record.and_then(|record| record.grants.get_mut(key)).into_iter().for_each(&change);
+            record.and_then(|record| record.grants.get_mut(key)).into_iter().for_each(&mut change);
+        }
+    }
+
+    /// A longer time is believed when the state was looked at: the session of the lock may end before it.
+    pub(super) fn renewed(&mut self, key: &GrantKey, lease_ms: u64) {
+        let mut is_longer = false;
+        self.change_each(key, |grant| {
+            is_longer |= lease_ms > grant.lease_ms;
+            grant.lease_ms = grant.lease_ms.min(lease_ms);
+        });
+        if is_longer {
+            self.to_look_up.insert(key.clone());
         }
     }
 
@@ -270,8 +337,9 @@ impl LossTable {
         let watchers = loss.session.and_then(|session| self.sessions.get(&session));
         let watchers = watchers.into_iter().flatten().copied();
         let concerns = concerns_of(known_by, watchers, asking.iter().map(|(client, _)| *client));
-        let as_owner = asking.iter().filter(|(_, attempt)| matches!(attempt.by, AttemptBy::Owner(_)));
-        let asks_as_owner: FxHashSet<u64> = as_owner.map(|(client, _)| *client).collect();
+        let names_it = |by: &AttemptBy| matches!(by, AttemptBy::Owner(_) | AttemptBy::Kept(_));
+        let by_name = asking.iter().filter(|(_, attempt)| names_it(&attempt.by));
+        let asks_by_name: FxHashSet<u64> = by_name.map(|(client, _)| *client).collect();
         for (client, attempt) in &asking {
             let Concern { is_known, of_session, .. } = concerns[client];
             let asked = self.clients.get_mut(client).and_then(|record| record.asking.get_mut(attempt));
@@ -281,15 +349,17 @@ impl LossTable {
                 continue;
             }
             let notice = notice.clone().filter(|_| !is_known);
-            // If the client gets to know this grant, then by the answer to its owner's attempt.
-            let by_owner = matches!(attempt.by, AttemptBy::Transaction) && asks_as_owner.contains(client);
+            // If the client gets to know this grant, then by the answer to the attempt that names its owner or its fence.
+            let by_name = matches!(attempt.by, AttemptBy::Transaction) && asks_by_name.contains(client);
             let (fence, owner) = (loss.fence, loss.owner.clone());
-            let of_session = of_session && !by_owner;
+            let of_session = of_session && !by_name;
             asked.ends.push_back(EndMeanwhile { fence, owner, notice, of_session });
         }
         let Some(notice) = notice else { return };
         for (client, concern) in concerns {
-            if concern.is_known || (concern.of_session && !concern.is_asked_for) {
+            let is_told =
+                self.clients.get_mut(&client).is_some_and(|record| record.told_by_look.remove(&key));
+            if !is_told && (concern.is_known || (concern.of_session && !concern.is_asked_for)) {
                 self.tell(client, notice.clone());
             }
         }
@@ -314,7 +384,11 @@ impl LossTable {
             }
             let (kind, cause) = (NoticeKind::Lost, cause.as_str());
             let (resource, fence) = (key.resource.clone(), key.fence);
-            record.grants.remove(key);
+            record.forget_grant(key);
+            if record.told_by_look.len() >= TOLD_BY_LOOK_MAX {
+                record.told_by_look.clear();
+            }
+            record.told_by_look.insert(key.clone());
             self.tell(client, LossNotice { kind, resource, fence, cause, successor, user: grant.user });
         }
         if !stay.is_empty() {
@@ -327,30 +401,42 @@ impl LossTable {
         self.to_look_up.remove(key);
         let concerned = self.grants.remove(key).into_iter().flatten();
         concerned.inspect(|client| {
-            self.clients.get_mut(client).and_then(|record| record.grants.remove(key));
+            self.clients.get_mut(client).into_iter().for_each(|record| record.forget_grant(key));
         })
     }
 
     pub(super) fn missed(&mut self) {
+        self.trusted_for_ms = 0;
         for client in self.clients.values_mut() {
             client.asking.values_mut().for_each(|asked| asked.missed = true);
+            client.told_by_look.clear();
             client.grants.values_mut().for_each(|grant| grant.is_doubtful = true);
         }
         self.to_look_up = self.grants.keys().cloned().collect();
     }
 
     pub(super) fn suspect(&mut self, out_of_reach_ms: u64) -> Vec<LossNotice> {
+        if out_of_reach_ms < self.trusted_for_ms {
+            return Vec::new();
+        }
         let mut doubtful = Vec::new();
+        let mut next_ms = u64::MAX;
         for (client, record) in &mut self.clients {
             for (key, grant) in &mut record.grants {
-                // How long a session lives may not be known yet (0): such a lock is doubted at once.
-                let is_due = out_of_reach_ms >= grant.lease_ms / 2;
-                if is_due && !grant.is_suspect && !grant.is_gone && !grant.is_over {
-                    grant.is_suspect = true;
-                    doubtful.push((*client, key.clone(), grant.user));
+                if grant.is_suspect || grant.is_gone || grant.is_over {
+                    continue;
                 }
+                // How long a session lives may not be known yet (0): such a lock is doubted at once.
+                let due_ms = grant.lease_ms / 2;
+                if out_of_reach_ms < due_ms {
+                    next_ms = next_ms.min(due_ms);
+                    continue;
+                }
+                grant.is_suspect = true;
+                doubtful.push((*client, key.clone(), grant.user));
             }
         }
+        self.trusted_for_ms = next_ms;
         let mut told = HashMap::new();
         for (client, key, user) in doubtful {
             let (kind, cause, successor) = (NoticeKind::Suspect, "no_quorum", None);

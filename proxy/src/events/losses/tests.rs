@@ -123,7 +123,7 @@ fn a_loss_under_a_session_is_told_behind_the_answer_and_once() {
             AttemptBy::Owner(_) | AttemptBy::Conversion => {
                 assert_eq!(notices(&mut inbox), [], "a grant that was not told")
             }
-            AttemptBy::Transaction => {
+            AttemptBy::Kept(_) | AttemptBy::Transaction => {
                 let of_another = [(NoticeKind::Lost, first + 6, "expired")];
                 assert_eq!(notices(&mut inbox), of_another, "it was not the transaction's");
             }
@@ -204,6 +204,7 @@ fn doubt_is_told_once_an_outage_at_half_of_the_lease() {
     notices(&mut inbox);
     watch.trust();
     watch.renewed(&key(5), 1_000);
+    watch.found(key(5), GrantState::Held { fence: Fence(5), lease_ms: 1_000 });
     watch.found(key(6), GrantState::Held { fence: Fence(6), lease_ms: 40 });
     watch.suspect(100);
     assert_eq!(notices(&mut inbox), [(NoticeKind::Suspect, 6, "no_quorum")]);
@@ -356,6 +357,9 @@ fn what_others_took_for_a_session_is_doubted() {
     let (watch, mut inbox, _memory) = watch();
     assert!(watch.watch_session(1, SessionId(7), UserTag(3)));
     assert_eq!(watch.watched_sessions(), [SessionId(7)]);
+    watch.session_holds(SessionId(7), &key(5), 100);
+    assert!(watch.is_idle(), "nobody has seen yet that the session is the client's");
+    watch.owns_session(1, SessionId(7));
     watch.session_holds(SessionId(8), &key(4), 100);
     watch.session_holds(SessionId(7), &key(5), 100);
     watch.session_holds(SessionId(7), &key(5), 100);
@@ -404,4 +408,104 @@ fn a_client_that_does_not_read_is_disconnected() {
     assert!(!watch.has_clients());
     drop(inbox);
     assert_eq!(memory.total_bytes(), 0);
+}
+
+/// A lock ends with its session, whatever time of its own a renewal gives it.
+#[test]
+fn a_renewal_is_believed_to_last_longer_when_the_state_says_so() {
+    let (watch, mut inbox, _memory) = watch();
+    grant(&watch, 5, 100);
+    watch.renewed(&key(5), 1_000);
+    assert_eq!(watch.take_to_look_up(), [key(5)]);
+    watch.suspect(50);
+    assert_eq!(notices(&mut inbox), [(NoticeKind::Suspect, 5, "no_quorum")]);
+    watch.trust();
+    watch.found(key(5), GrantState::Held { fence: Fence(5), lease_ms: 200 });
+    watch.renewed(&key(5), 200);
+    assert!(watch.take_to_look_up().is_empty(), "no longer than before");
+    assert!(watch.suspect(99).is_empty());
+    watch.renewed(&key(5), 60);
+    assert_eq!(watch.suspect(30).len(), 1, "a shorter time counts at once");
+    // Where the ttl of the session is not known yet, a renewal does not tell it either.
+    grant(&watch, 6, 0);
+    watch.renewed(&key(6), 1_000);
+    assert_eq!(watch.take_to_look_up(), [key(6)]);
+    assert_eq!(watch.suspect(31).len(), 1);
+}
+
+/// The hold goes on under its fence: its end, which may come before the answer, is told behind it.
+#[test]
+fn a_conversion_that_keeps_its_fence_is_told_of_its_end_once() {
+    for (is_known, watches, is_granted) in [
+        (false, false, true),
+        (true, false, true),
+        (false, true, true),
+        (false, true, false),
+        (true, true, false),
+    ] {
+        let (watch, mut inbox, _memory) = watch();
+        if is_known {
+            grant(&watch, 5, 100);
+        }
+        if watches {
+            assert!(watch.watch_session(1, SessionId(9), UserTag::DEFAULT));
+        }
+        let kept = attempt(AttemptBy::Kept(Fence(5)));
+        watch.asks(1, kept.clone());
+        let mut shared = loss(5, Some(LossCause::Forced), Some(9));
+        shared.mode = LockMode::Shared;
+        watch.ended(&shared);
+        if is_granted {
+            watch.granted(1, &kept, told(5, 100));
+        }
+        watch.answered(1, &kept);
+        let heard = [(NoticeKind::Lost, 5, "forced")];
+        assert_eq!(
+            notices(&mut inbox),
+            heard,
+            "known: {is_known}, watches: {watches}, granted: {is_granted}"
+        );
+        assert!(watch.is_idle());
+    }
+}
+
+/// Another client's conversion down was answered with nil: it never knew of the grant.
+#[test]
+fn a_conversion_that_is_refused_tells_nothing_of_the_others_grant() {
+    let (watch, mut inbox, _memory) = watch();
+    let kept = attempt(AttemptBy::Kept(Fence(5)));
+    watch.asks(1, kept.clone());
+    watch.ended(&loss(5, Some(LossCause::Forced), None));
+    watch.answered(1, &kept);
+    assert_eq!(notices(&mut inbox), []);
+}
+
+#[test]
+fn noted_grants_are_held_for_the_client() {
+    let (watch, _inbox, memory) = watch();
+    for fence in 1..=100 {
+        grant(&watch, fence, 100);
+        grant(&watch, fence, 100);
+    }
+    let held = memory.total_bytes();
+    assert!((100 * 200..100 * 400).contains(&held), "{held}");
+    watch.ended(&loss(1, None, None));
+    watch.found(key(2), GrantState::Ended { reason: Reason::AlreadyReleased, successor: None });
+    assert_eq!(memory.total_bytes(), held / 100 * 98);
+    watch.stop(1);
+    assert_eq!(memory.total_bytes(), 0);
+}
+
+/// The state was looked at before the feed came by, which then finds the client watching the session.
+#[test]
+fn what_a_look_has_told_the_feed_does_not_tell_again() {
+    let (watch, mut inbox, _memory) = watch();
+    grant(&watch, 5, 100);
+    watch.missed();
+    assert!(watch.watch_session(1, SessionId(9), UserTag::DEFAULT));
+    watch.found(key(5), GrantState::Ended { reason: Reason::Expired, successor: None });
+    watch.ended(&loss(5, Some(LossCause::SessionEnded), Some(9)));
+    watch.ended(&loss(6, Some(LossCause::SessionEnded), Some(9)));
+    let heard = [(NoticeKind::Lost, 5, "expired"), (NoticeKind::Lost, 6, "session_ended")];
+    assert_eq!(notices(&mut inbox), heard);
 }

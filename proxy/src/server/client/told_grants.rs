@@ -33,6 +33,8 @@ pub struct GrantTerms {
     pub fence: Fence,
     /// How long it lasts without a renewal; 0 where its session decides.
     pub lease_ms: u64,
+    /// It may end before that, with a session.
+    pub in_session: bool,
     pub user: UserTag,
 }
 
@@ -128,7 +130,8 @@ impl ToldGrants {
         debug_assert!(self.releasing.is_empty());
         std::mem::take(self).grants.into_iter().map(move |DatedGrant { terms, name, ends_ms }| {
             let key = GrantKey { db: terms.db, resource: Bytes::copy_from_slice(&name), fence: terms.fence };
-            (ToldGrant { key, lease_ms: terms.lease_ms, user: terms.user }, ends_ms <= now_ms)
+            let lease_ms = if terms.in_session { 0 } else { terms.lease_ms };
+            (ToldGrant { key, lease_ms, user: terms.user }, ends_ms <= now_ms)
         })
     }
 
@@ -149,7 +152,8 @@ mod tests {
     use super::*;
 
     fn add(told: &mut ToldGrants, fence: u64, lease_ms: u64, now_ms: u64) {
-        let terms = GrantTerms { db: 0, fence: Fence(fence), lease_ms, user: UserTag::DEFAULT };
+        let terms =
+            GrantTerms { db: 0, fence: Fence(fence), lease_ms, in_session: false, user: UserTag::DEFAULT };
         told.add(b"name", terms, now_ms);
     }
 
@@ -204,7 +208,8 @@ mod tests {
         assert!(told.releases(0, b"name", Fence(3)));
         add(&mut told, 3, 10, 7);
         told.released(1, false);
-        let terms = GrantTerms { db: 1, fence: Fence(3), lease_ms: 10, user: UserTag::DEFAULT };
+        let terms =
+            GrantTerms { db: 1, fence: Fence(3), lease_ms: 10, in_session: false, user: UserTag::DEFAULT };
         told.add(b"name", terms, 8);
         told.forget(0, b"name", Fence(3));
         assert_eq!(told.held_bytes(), 3 * (GRANT_BYTES + 4));

@@ -232,15 +232,15 @@ impl Transaction {
 fn lock_step<'a>(request: &Request<'a>) -> Option<(Vec<&'a [u8]>, LockStep)> {
     if let Request::Acquire(acquire) = request {
         let is_nameless = acquire.options.owner.is_none();
-        return Some((vec![acquire.resource], LockStep::Grants { is_nameless }));
+        return Some((vec![acquire.resource], LockStep::Grants { is_nameless, converts: false }));
     }
     if let Request::MAcquire(acquire) = request {
         let is_nameless = acquire.options.owner.is_none();
-        return Some((acquire.resources.to_vec(), LockStep::Grants { is_nameless }));
+        return Some((acquire.resources.to_vec(), LockStep::Grants { is_nameless, converts: false }));
     }
     if let Request::Convert(convert) = request {
         // Whoever converts knows a fence to ask with again.
-        return Some((vec![convert.resource], LockStep::Grants { is_nameless: false }));
+        return Some((vec![convert.resource], LockStep::Grants { is_nameless: false, converts: true }));
     }
     if let Request::Renew(renew) = request {
         return Some((vec![renew.resource], LockStep::Renews(renew.fence)));
@@ -268,6 +268,8 @@ pub enum LockStep {
     /// Nameless: its owner is made up by the machine, and nobody can ask again.
     Grants {
         is_nameless: bool,
+        /// Goes on with the session of a hold that there is.
+        converts: bool,
     },
     Renews(Fence),
     Releases(Fence),

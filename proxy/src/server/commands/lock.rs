@@ -221,12 +221,15 @@ impl CommandContext {
             AskedLocks::read(blob).iter().for_each(|asked| self.note_asked(asked));
             return AfterReply::Granted { blob: blob.clone(), user };
         }
-        if let Command::Acquire { db, resource, .. }
-        | Command::AcquireWith { db, resource, .. }
-        | Command::Convert { db, resource, .. } = command
+        if let Command::Acquire { db, resource, session, .. }
+        | Command::AcquireWith { db, resource, session, .. } = command
         {
             self.replies.asked_names.push(resource);
-            return AfterReply::GrantedOne { db: *db, user };
+            return AfterReply::GrantedOne { db: *db, in_session: session.is_some(), user };
+        }
+        if let Command::Convert { db, resource, .. } = command {
+            self.replies.asked_names.push(resource);
+            return AfterReply::GrantedOne { db: *db, in_session: true, user };
         }
         AfterReply::Granted { blob: blob.clone(), user }
     }

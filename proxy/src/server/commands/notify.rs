@@ -8,6 +8,7 @@ use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
 use crate::server::net::in_flight::{AfterReply, AwaitedReply, IfAbandoned, InFlight, NotifyState, Source};
 use bytes::Bytes;
+use redfence_core::grammar::convert::ConvertTo;
 use redfence_core::grammar::errors;
 use redfence_core::grammar::notify::Notify;
 use redfence_core::machine::Command;
@@ -31,8 +32,9 @@ impl CommandContext {
             }
             Notify::On { session: None } => {
                 self.start_notifying();
-                self.reply(&Reply::OK);
-                Progress::Done
+                // Where nobody was told of losses before, the node collects none: it does in the turn that answers this.
+                let query = OwnedQuery::Here(Box::new(OwnedQuery::Contention { count: 0 }));
+                self.await_notified(query, AfterReply::Say(Reply::OK))
             }
             Notify::On { session: Some(session) } => match SessionId::parse(session) {
                 Some(id) => self.notify_session(id),
@@ -54,10 +56,14 @@ impl CommandContext {
             return self.refuse(Refusal::new("ERR this connection is notified of 64 sessions already"));
         }
         let query = OwnedQuery::SessionLocks { id, sessions: self.client.user.session_scope() };
+        self.await_notified(query, AfterReply::SessionLocks { id, before })
+    }
+
+    fn await_notified(&mut self, query: OwnedQuery, after_reply: AfterReply) -> Progress {
         let pending = self.server.tier2.query_for(&self.client.account, query);
         self.await_call(InFlight::Reads, Source::Tier2(pending), false, IfAbandoned::Nothing);
         if let Some(AwaitedReply::Call(call)) = self.replies.awaited.back_mut() {
-            call.after_reply = AfterReply::SessionLocks { id, before };
+            call.after_reply = after_reply;
         }
         self.needs_no_routes();
         Progress::Done
@@ -77,7 +83,8 @@ impl CommandContext {
             let now_ms = self.server.now_ms();
             let told = self.server.losses.stop(self.client.info.id);
             for ToldGrant { key, lease_ms, user } in told {
-                let terms = GrantTerms { db: key.db, fence: key.fence, lease_ms, user };
+                // Whether it has a session, the table does not know.
+                let terms = GrantTerms { db: key.db, fence: key.fence, lease_ms, in_session: true, user };
                 self.client.told.add(&key.resource, terms, now_ms);
             }
         }
@@ -101,7 +108,8 @@ impl CommandContext {
         if self.client.losses.is_some() {
             AskedLocks::read(blob).iter().for_each(|asked| self.note_granted(asked, user, granted));
         } else if let (Some((fences, lease_ms)), Some(parts)) = (granted, AskedParts::read(blob)) {
-            self.remember_granted(parts.db, parts.names.iter().copied().zip(fences), lease_ms, user);
+            let granted = parts.names.iter().copied().zip(fences);
+            self.remember_granted(parts.db, granted, lease_ms, parts.may_have_session(), user);
         }
     }
 
@@ -109,6 +117,7 @@ impl CommandContext {
     pub(in crate::server) fn note_answered_one(
         &mut self,
         db: u32,
+        in_session: bool,
         user: UserTag,
         granted: Option<(&[Fence], u64)>,
     ) {
@@ -116,7 +125,7 @@ impl CommandContext {
         let now_ms = self.server.now_ms();
         self.replies.asked_names.take_first(|name| {
             if let Some((&[fence], lease_ms)) = granted {
-                told.add(name, GrantTerms { db, fence, lease_ms, user }, now_ms);
+                told.add(name, GrantTerms { db, fence, lease_ms, in_session, user }, now_ms);
             }
         });
     }
@@ -126,12 +135,10 @@ impl CommandContext {
         let client = self.client.info.id;
         let (fences, lease_ms) = granted.unwrap_or_default();
         if self.client.losses.is_none() {
-            let names = asked.names.iter().map(Bytes::as_ref);
-            return self.remember_granted(asked.db, names.zip(fences), lease_ms, user);
+            let granted = asked.names.iter().map(Bytes::as_ref).zip(fences);
+            return self.remember_granted(asked.db, granted, lease_ms, asked.may_have_session(), user);
         }
-        // Where its session decides how long it lasts, and was opened here, that is known.
-        let session_ttl_ms = || self.client.sessions.as_ref()?.ttl_ms(asked.session?);
-        let lease_ms = if lease_ms == 0 { session_ttl_ms().unwrap_or(0) } else { lease_ms };
+        let lease_ms = self.lease_with_session(asked, lease_ms);
         for (attempt, fence) in asked.attempts().zip(fences) {
             // A copy: the command may be far larger than the name, and the grant may stand for long.
             let resource = Bytes::copy_from_slice(&attempt.resource);
@@ -141,17 +148,32 @@ impl CommandContext {
         asked.attempts().for_each(|attempt| self.server.losses.answered(client, &attempt));
     }
 
+    /// A lock ends with its session, whatever its own time. 0 where the session was not opened here: only the state knows.
+    fn lease_with_session(&self, asked: &AskedLocks, lease_ms: u64) -> u64 {
+        if !asked.may_have_session() {
+            return lease_ms;
+        }
+        let session_ttl_ms = || self.client.sessions.as_ref()?.ttl_ms(asked.session?);
+        match (session_ttl_ms(), lease_ms) {
+            (None, _) => 0,
+            (Some(session_ms), 0) => session_ms,
+            (Some(session_ms), lease_ms) => lease_ms.min(session_ms),
+        }
+    }
+
     /// For `LOCK.NOTIFY ON`.
     fn remember_granted<'a>(
         &mut self,
         db: u32,
         granted: impl Iterator<Item = (&'a [u8], &'a Fence)>,
         lease_ms: u64,
+        in_session: bool,
         user: UserTag,
     ) {
         let now_ms = self.server.now_ms();
         for (name, fence) in granted {
-            self.client.told.add(name, GrantTerms { db, fence: *fence, lease_ms, user }, now_ms);
+            let terms = GrantTerms { db, fence: *fence, lease_ms, in_session, user };
+            self.client.told.add(name, terms, now_ms);
         }
     }
 
@@ -214,6 +236,7 @@ impl CommandContext {
             }
             return reply;
         };
+        self.server.losses.owns_session(self.client.info.id, id);
         let user = Arc::clone(&self.client.user);
         rows.retain(|row| held(row).is_some_and(|(_, name, _)| user.may_hear_of_loss(name)));
         for (db, name, fence) in rows.iter().filter_map(held) {
@@ -252,15 +275,21 @@ pub(in crate::server) struct AskedLocks {
     names: SmallVec<[Bytes; 1]>,
     by: AttemptBy,
     session: Option<SessionId>,
+    /// Goes on with the session of a hold that there is, which the command does not name.
+    converts: bool,
 }
 
 /// The same, within the command as it is logged.
 struct AskedParts<'a> {
     db: u32,
     names: SmallVec<[&'a [u8]; 4]>,
-    /// `None`: a conversion.
-    owner: Option<&'a [u8]>,
+    by: AskedBy<'a>,
     session: Option<SessionId>,
+}
+
+enum AskedBy<'a> {
+    Owner(&'a [u8]),
+    Conversion(ConvertTo, Fence),
 }
 
 impl<'a> AskedParts<'a> {
@@ -269,31 +298,45 @@ impl<'a> AskedParts<'a> {
         if let Command::Acquire { db, resource, owner, session, .. }
         | Command::AcquireWith { db, resource, owner, session, .. } = command
         {
-            return Some(AskedParts { db, names: smallvec![resource], owner: Some(owner), session });
+            return Some(AskedParts { db, names: smallvec![resource], by: AskedBy::Owner(owner), session });
         }
-        if let Command::Convert { db, resource, .. } = command {
-            return Some(AskedParts { db, names: smallvec![resource], owner: None, session: None });
+        if let Command::Convert { db, resource, fence, to, .. } = command {
+            let by = AskedBy::Conversion(to, fence);
+            return Some(AskedParts { db, names: smallvec![resource], by, session: None });
         }
         if let Command::MAcquire { db, resources, owner, session, .. }
         | Command::MAcquireShared { db, resources, owner, session, .. } = command
         {
-            return Some(AskedParts { db, names: resources, owner: Some(owner), session });
+            return Some(AskedParts { db, names: resources, by: AskedBy::Owner(owner), session });
         }
         None
+    }
+
+    fn may_have_session(&self) -> bool {
+        self.session.is_some() || matches!(self.by, AskedBy::Conversion(..))
     }
 }
 
 impl AskedLocks {
     pub(in crate::server) fn read(blob: &Bytes) -> Option<AskedLocks> {
-        let AskedParts { db, names, owner, session } = AskedParts::read(blob)?;
+        let AskedParts { db, names, by, session } = AskedParts::read(blob)?;
         let part = |name: &[u8]| blob.slice_ref(name);
-        let by = owner.map_or(AttemptBy::Conversion, |owner| AttemptBy::Owner(part(owner)));
-        Some(AskedLocks { db, names: names.into_iter().map(part).collect(), by, session })
+        let (by, converts) = match by {
+            AskedBy::Owner(owner) => (AttemptBy::Owner(part(owner)), false),
+            AskedBy::Conversion(ConvertTo::Exclusive, _) => (AttemptBy::Conversion, true),
+            AskedBy::Conversion(ConvertTo::Shared, fence) => (AttemptBy::Kept(fence), true),
+        };
+        Some(AskedLocks { db, names: names.into_iter().map(part).collect(), by, session, converts })
     }
 
     pub(super) fn in_transaction(lock: &LockInTransaction) -> AskedLocks {
         let names = lock.names.iter().cloned().collect();
-        AskedLocks { db: lock.db, names, by: AttemptBy::Transaction, session: lock.session }
+        let converts = matches!(lock.step, LockStep::Grants { converts: true, .. });
+        AskedLocks { db: lock.db, names, by: AttemptBy::Transaction, session: lock.session, converts }
+    }
+
+    fn may_have_session(&self) -> bool {
+        self.converts || self.session.is_some()
     }
 
     fn attempts(&self) -> impl Iterator<Item = Attempt> + '_ {

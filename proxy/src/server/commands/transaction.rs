@@ -129,7 +129,7 @@ impl CommandContext {
         let user = self.client.user.tag;
         let locks = transaction.locks(db);
         let is_nameless =
-            |lock: &&LockInTransaction| matches!(lock.step, LockStep::Grants { is_nameless: true });
+            |lock: &&LockInTransaction| matches!(lock.step, LockStep::Grants { is_nameless: true, .. });
         let nameless: Vec<LockInTransaction> = locks.iter().filter(is_nameless).cloned().collect();
         let if_abandoned = match nameless.is_empty() {
             true => IfAbandoned::Nothing,

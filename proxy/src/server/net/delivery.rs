@@ -165,8 +165,8 @@ impl CommandContext {
                 self.note_answered(&blob, user, reply.granted().filter(|_| is_told));
                 reply
             }
-            (AfterReply::GrantedOne { db, user }, reply) => {
-                self.note_answered_one(db, user, reply.granted().filter(|_| is_told));
+            (AfterReply::GrantedOne { db, in_session, user }, reply) => {
+                self.note_answered_one(db, in_session, user, reply.granted().filter(|_| is_told));
                 reply
             }
             (AfterReply::Released { count }, reply) => {

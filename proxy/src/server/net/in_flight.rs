@@ -116,6 +116,8 @@ pub enum AfterReply {
     /// The same of one lock, and nobody is told yet. Its name is the first of those asked for.
     GrantedOne {
         db: u32,
+        /// It may end with a session.
+        in_session: bool,
         user: UserTag,
     },
     /// `LOCK.RELEASE` or `LOCK.MRELEASE` of so many grants that the client was told of.
