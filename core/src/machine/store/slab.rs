@@ -367,4 +367,91 @@ mod tests {
         assert_eq!(seen.len(), 999);
         assert!(seen.iter().all(|(slot, value)| slot == value));
     }
+
+    /// As large as a lock's record: no power of two of them makes a chunk.
+    struct Wide(u64, [u64; 8]);
+
+    impl Image for Wide {
+        const KIND: u8 = 0;
+
+        fn write(&self, out: &mut Vec<u8>) {
+            put_varint(out, self.0);
+        }
+
+        fn read(reader: &mut Reader<'_>) -> Option<Wide> {
+            Some(Wide(reader.varint()?, [0; 8]))
+        }
+    }
+
+    fn draw(seed: &mut u64, bound: u64) -> u64 {
+        *seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (*seed >> 33) % bound
+    }
+
+    /// Chunks come and go while a walk goes on; a map of the same records is the model.
+    #[test]
+    fn chunks_of_any_size_hold_what_a_map_holds() {
+        use std::collections::BTreeMap;
+        assert!(!Slab::<Wide>::CHUNK_SLOTS.is_power_of_two());
+        let mut seed = 7;
+        let mut slab: Slab<Wide> = Slab::default();
+        let mut model: BTreeMap<u32, u64> = BTreeMap::new();
+        for round in 0..60 {
+            for _ in 0..draw(&mut seed, 1_500) {
+                let value = draw(&mut seed, 1 << 30);
+                let slot = slab.insert(Wide(value, [0; 8])).number();
+                assert_eq!((0..).find(|number| !model.contains_key(number)), Some(slot));
+                model.insert(slot, value);
+            }
+            let beginning = model.clone();
+            slab.walk_begin();
+            let (mut bytes, mut total) = (Vec::new(), 0);
+            loop {
+                let (mut budget, bytes_max) = (1 + draw(&mut seed, 90) as usize, bytes.len() + 300);
+                let (count, over) = slab.walk_step(&mut budget, bytes_max, &mut bytes);
+                total += count as usize;
+                if over {
+                    break;
+                }
+                // Now and then all of a chunk goes.
+                let size = if draw(&mut seed, 8) == 0 { 2 * Slab::<Wide>::CHUNK_SLOTS } else { 9 };
+                let from = draw(&mut seed, 2_500) as u32;
+                for slot in from..from + size {
+                    if model.remove(&slot).is_some() {
+                        slab.remove(Slot::new(slot));
+                    }
+                }
+                if let Some((slot, value)) = model.range_mut(from..).next() {
+                    *value = draw(&mut seed, 1 << 30);
+                    slab.edit(Slot::new(*slot)).0 = *value;
+                }
+            }
+            let mut reader = Reader::new(&bytes);
+            let mut seen = BTreeMap::new();
+            while !reader.is_empty() {
+                assert_eq!((reader.u8(), reader.u32_fixed().is_some()), (Some(0), true));
+                let slot = reader.varint().unwrap() as u32;
+                assert_eq!(seen.insert(slot, reader.varint().unwrap()), None);
+            }
+            assert_eq!((seen, total), (beginning.clone(), beginning.len()), "round {round}");
+            let from = draw(&mut seed, 2_800) as u32;
+            let rest: Vec<_> =
+                slab.iter_from(Slot::new(from)).map(|(slot, wide)| (slot.number(), wide.0)).collect();
+            assert!(rest.into_iter().eq(model.range(from..).map(|(slot, value)| (*slot, *value))));
+        }
+    }
+
+    #[test]
+    fn the_last_slots_are_as_good_as_any() {
+        let mut slab: Slab<Wide> = Slab::default();
+        for slot in [SLOTS_MAX - 1, SLOTS_MAX - 2, SLOTS_MAX - 300] {
+            assert!(slab.insert_at(Slot::new(slot), Wide(1, [0; 8])).is_some());
+        }
+        for slot in [SLOTS_MAX, SLOTS_MAX + 1, u32::MAX] {
+            assert!(slab.insert_at(Slot::new(slot), Wide(1, [0; 8])).is_none());
+            assert!(slab.get(Slot::new(slot)).is_none());
+            assert_eq!(slab.iter_from(Slot::new(slot)).count(), 0);
+        }
+        assert_eq!((slab.iter().count(), slab.iter_from(Slot::new(SLOTS_MAX - 2)).count()), (3, 2));
+    }
 }

@@ -229,8 +229,15 @@ impl Node {
                 return;
             }
             let resumes = |receiving: &mut IncomingSnapshot| receiving.resume(from, chunk);
-            if !self.snapshots.receiving.as_mut().is_some_and(resumes) && !self.begin_receiving(from, chunk) {
-                return;
+            if !self.snapshots.receiving.as_mut().is_some_and(resumes) {
+                if self.snapshots.receiving.as_ref().is_some_and(IncomingSnapshot::is_complete) {
+                    // Rather an older one than none: under load there is always a newer one by the time that a large one has come.
+                    self.acknowledge(from, chunk.transfer, TransferState::Failed);
+                    return;
+                }
+                if !self.begin_receiving(from, chunk) {
+                    return;
+                }
             }
         }
         let Some(receiving) = &mut self.snapshots.receiving else { return };
@@ -386,6 +393,15 @@ impl Node {
         let Some(received) = receiving.into_received() else { return };
         let ReceivedSnapshot { transfer, message, meta, machine } = received;
         let (id, index) = (meta.id, meta.at.index);
+        if self.snapshots.received.is_some() {
+            // raft has taken one in this turn, and installs it at its end.
+            if id != SnapshotId(0) {
+                self.out.snapshot_ops.push(SnapshotOp::Discard(id));
+            }
+            self.metering.snapshot_ends(SnapshotStep::Receive, from, false, self.now.monotonic_us);
+            self.acknowledge(from, transfer, TransferState::Failed);
+            return;
+        }
         self.snapshots.received = Some((meta, machine));
         let _ = self.raw.step(*message);
         self.after_raft();

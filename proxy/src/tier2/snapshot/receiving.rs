@@ -103,11 +103,16 @@ impl IncomingSnapshot {
 
     /// Its sender is gone, or never meant it: a late chunk can open a transfer that was given up long ago.
     pub(crate) fn is_stalled(&self, now_ms: u64, stall_ms: u64) -> bool {
-        self.restorer.is_some() && self.heard_ms.saturating_add(stall_ms) <= now_ms
+        !self.is_complete() && self.heard_ms.saturating_add(stall_ms) <= now_ms
     }
 
     pub(crate) fn from(&self) -> NodeId {
         self.from
+    }
+
+    /// Everything has come, and is being stored.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.restorer.is_none()
     }
 
     /// Takes a chunk if it is the next one. An error ends the transfer.

@@ -1,15 +1,17 @@
 //! Messages of a hostile member: none of them stops the node or makes it panic.
 
 use super::*;
+use crate::node_api::snapshot_stream::framed;
 use crate::node_api::wire::encode_meta;
 use crate::node_api::{AdminRequest, Forward, Input, LogPosition, NodeId, Now, Outputs, PeerMessage};
-use crate::node_api::{SnapshotChunk, SnapshotMeta};
+use crate::node_api::{SnapshotChunk, SnapshotMeta, SnapshotOp, TransferState};
 use crate::storage::memory::{MemoryDisk, MemoryStore};
 use crate::storage::LogStore;
 use crate::tier2::node::rng::Rng;
 use crate::tier2::node::Node;
 use bytes::Bytes;
 use raft::eraftpb::{ConfState, Entry, Message, MessageType};
+use redfence_core::machine::Machine;
 use redfence_core::types::Origin;
 
 /// One of three members, with a disk in memory.
@@ -19,6 +21,7 @@ struct Victim {
     now: Now,
     /// What it has sent since it was last looked at.
     sent: Vec<(NodeId, PeerMessage)>,
+    snapshot_ops: Vec<SnapshotOp>,
 }
 
 fn founders() -> Vec<(NodeId, String)> {
@@ -30,7 +33,7 @@ impl Victim {
         let disk = MemoryDisk::new(SnapshotMeta::founding(&founders()));
         let store = disk.open().unwrap();
         let node = Node::new(NodeConfig::new(1, seed), store.recovered(), store.reader()).unwrap();
-        Victim { node, store, now: Now::default(), sent: Vec::new() }
+        Victim { node, store, now: Now::default(), sent: Vec::new(), snapshot_ops: Vec::new() }
     }
 
     fn hear(&mut self, from: NodeId, message: PeerMessage) {
@@ -47,6 +50,7 @@ impl Victim {
         self.node.step(self.now, input, &mut out);
         assert_eq!(out.fatal, None);
         self.sent.append(&mut out.send);
+        self.snapshot_ops.append(&mut out.snapshot_ops);
         for task in &out.persist {
             self.store.write_cached(std::slice::from_ref(task)).unwrap();
             self.sent.extend(task.after.iter().cloned());
@@ -177,6 +181,59 @@ fn a_snapshot_with_an_impossible_configuration_is_refused() {
         (1, 50),
         "a good one is taken"
     );
+}
+
+/// A late first piece of another transfer comes in the turn in which raft takes the snapshot that is complete.
+#[test]
+fn a_late_snapshot_does_not_replace_one_that_raft_has_taken() {
+    let of_index = |index| {
+        let at = LogPosition { index, term: 1 };
+        let meta = SnapshotMeta { at, ..SnapshotMeta::founding(&founders()) };
+        PeerMessage::SnapshotChunk(snapshot_chunk(&meta, MessageType::MsgSnapshot))
+    };
+    for late in [1, 40, 60] {
+        let mut victim = Victim::start(4);
+        victim.node.input(victim.now, Input::Peer { from: 2, message: of_index(50) });
+        victim.node.input(victim.now, Input::Peer { from: 2, message: of_index(late) });
+        victim.step(Input::Wake);
+        assert_eq!(victim.node.applied_index(), 50, "late: {late}");
+    }
+}
+
+/// What a machine writes, as it is sent.
+fn snapshot_of(index: u64) -> (SnapshotMeta, Bytes) {
+    let mut machine = Machine::new();
+    machine.snapshot_begin();
+    let mut bytes = Vec::new();
+    while let Some(piece) = machine.snapshot_step(1_000) {
+        bytes.extend_from_slice(&framed(&piece));
+    }
+    let (size_bytes, crc32) = (bytes.len() as u64, crc32fast::hash(&bytes));
+    let at = LogPosition { index, term: 1 };
+    (SnapshotMeta { at, size_bytes, crc32, ..SnapshotMeta::founding(&founders()) }, bytes.into())
+}
+
+/// Its leader has a newer one by the time that it has come. Begun anew each time, a large one would never be installed under load.
+#[test]
+fn a_complete_snapshot_is_installed_though_a_newer_one_comes() {
+    let mut victim = Victim::start(4);
+    for index in [50, 60] {
+        let (meta, bytes) = snapshot_of(index);
+        let chunk = SnapshotChunk { bytes, ..snapshot_chunk(&meta, MessageType::MsgSnapshot) };
+        victim.hear(2, PeerMessage::SnapshotChunk(chunk));
+    }
+    let acks = victim.sent.iter().filter_map(|(to, message)| match message {
+        PeerMessage::SnapshotAck(ack) => Some((*to, ack.transfer, ack.state)),
+        _ => None,
+    });
+    let wanted = [(2, 50, TransferState::InProgress), (2, 60, TransferState::Failed)];
+    assert_eq!(acks.collect::<Vec<_>>(), wanted);
+    let finished = victim.snapshot_ops.iter().find_map(|op| match op {
+        SnapshotOp::Finish { id, .. } => Some(*id),
+        _ => None,
+    });
+    victim.step(Input::SnapshotStored(finished.expect("all of it came")));
+    assert_eq!(victim.node.applied_index(), 50);
 }
 
 fn snapshot_chunk(meta: &SnapshotMeta, kind: MessageType) -> SnapshotChunk {

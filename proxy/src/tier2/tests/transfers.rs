@@ -124,3 +124,20 @@ fn the_log_behind_a_snapshot_is_kept_for_whoever_is_sent_it() {
         assert_eq!(outgoing.log_needed_from(100, 500, nobody), None);
     }
 }
+
+/// It makes a machine of what it has, which takes its thread many seconds where the state is large.
+#[test]
+fn a_receiver_that_has_everything_may_be_silent_for_longer() {
+    const SIZE: u64 = 400 * 1024 * 1024;
+    let mut outgoing = OutgoingSnapshots::new(0);
+    let meta = SnapshotMeta { size_bytes: SIZE, ..snapshot_at(20) };
+    outgoing.start(2, meta.clone(), message_with(&meta, 1, 2, 1), 500, 0);
+    let acked = ack(1, SIZE - 1, TransferState::InProgress);
+    assert_eq!(outgoing.acked(2, &acked, 0), None);
+    assert_eq!(outgoing.stalled(9_999, 10_000), []);
+    assert_eq!(outgoing.acked(2, &ack(1, SIZE, TransferState::InProgress), 9_999), None);
+    assert_eq!(outgoing.stalled(60_000, 10_000), []);
+    assert_eq!(outgoing.stalled(71_200, 10_000), [TransferEnd { to: 2, delivered: false }]);
+    outgoing.start(2, meta.clone(), message_with(&meta, 1, 2, 1), 500, 0);
+    assert_eq!(outgoing.stalled(10_000, 10_000).len(), 1, "one that has not got everything may not");
+}
