@@ -86,12 +86,15 @@ struct Quarantine {
     index: u64,
     since_ms: u64,
     declare_due_ms: u64,
+    /// The task that writes the mark. 0: it was there at the start.
+    mark_number: u64,
 }
 
 impl OwnDigests {
     /// `quarantined`: the mark in the data directory.
     pub(in crate::tier2) fn new(quarantined: Option<u64>) -> OwnDigests {
-        let quarantine = quarantined.map(|index| Quarantine { index, since_ms: 0, declare_due_ms: 0 });
+        let quarantine =
+            quarantined.map(|index| Quarantine { index, since_ms: 0, declare_due_ms: 0, mark_number: 0 });
         OwnDigests { quarantine, ..OwnDigests::default() }
     }
 
@@ -123,7 +126,8 @@ impl OwnDigests {
 }
 
 impl Node {
-    pub(in crate::tier2) fn is_quarantined(&self) -> bool {
+    #[must_use]
+    pub fn is_quarantined(&self) -> bool {
         self.digests.quarantine.is_some()
     }
 
@@ -198,6 +202,12 @@ impl Node {
     pub(in crate::tier2) fn is_confirmed_behind(&self, index: u64) -> bool {
         let is_confirmed = self.machine.is_single_voter() || self.digests.full_confirmed > index;
         is_confirmed && self.machine.digest_standing() == Standing::Agreed
+    }
+
+    /// Whether the state of this node can reach nobody any more, not even after a restart: no majority will confirm it, and nobody needs to.
+    pub(in crate::tier2) fn is_set_apart_for_good(&self) -> bool {
+        let is_marked = |quarantine: Quarantine| self.persist.is_durable(quarantine.mark_number);
+        self.digests.quarantine.is_some_and(is_marked) && !self.is_leader()
     }
 
     /// After entries were applied: nothing to do, unless a report or a point was among them.
@@ -392,26 +402,26 @@ impl Node {
         if self.is_quarantined() {
             return;
         }
-        let since_ms = self.now.monotonic_ms();
-        self.digests.quarantine = Some(Quarantine { index, since_ms, declare_due_ms: 0 });
+        let (since_ms, mark_number) = (self.now.monotonic_ms(), self.persist.next_number());
+        self.digests.quarantine = Some(Quarantine { index, since_ms, declare_due_ms: 0, mark_number });
         self.digests.values.clear();
         tracing::error!(
             index,
             "this node's digest differs from that of a majority of voters: it is quarantined and serves nothing; remove it from the cluster, delete its data directory and add it again"
         );
-        let number = self.persist.next_number();
         self.out.persist.push(PersistTask {
-            number,
+            number: mark_number,
             quarantine: Some(index),
             must_sync: true,
             ..PersistTask::default()
         });
-        self.persist.started(number, 0, false);
+        self.persist.started(mark_number, 0, false);
         self.refuse_everybody();
         // What its clients heard and cached may be wrong.
         self.out.missed = true;
         self.touched.clear();
         self.snapshots.outgoing.clear();
+        self.snapshots.backups.clear();
         self.stage.clear();
         self.forget_scripts();
         if matches!(self.raw.raft.state, StateRole::Candidate | StateRole::PreCandidate) {

@@ -345,10 +345,11 @@ impl Node {
         self.adopt_confirmed();
     }
 
-    /// A restart begins with the confirmed snapshot, and the log behind it can go.
+    /// A restart begins with the confirmed snapshot, and the log behind it can go. A quarantined node takes its own as it is: nobody will
+    /// ever confirm it, and with a log that only grows its disk would fill up.
     fn adopt_confirmed(&mut self) {
         let Some(waiting) = &self.snapshots.unconfirmed else { return };
-        if !self.is_confirmed_behind(waiting.at.index) {
+        if !self.is_confirmed_behind(waiting.at.index) && !self.is_set_apart_for_good() {
             return;
         }
         let Some(meta) = self.snapshots.unconfirmed.take() else { return };
