@@ -6,7 +6,9 @@ mod drive;
 
 use drive::Writer;
 use proptest::prelude::*;
-use redfence_core::machine::digest::{DigestCommand, DigestKind, Divergence, MemberLife, POINT_ENTRIES};
+use redfence_core::machine::digest::{
+    DigestCommand, DigestKind, DigestSlice, Divergence, MemberLife, POINT_ENTRIES,
+};
 use redfence_core::machine::{Applied, Command, EntryBuilder, Machine, RestoreError, Wanted};
 use redfence_core::types::{Fence, Origin, Stamp};
 
@@ -46,7 +48,7 @@ fn acquire(name: &str, ttl_ms: u64) -> Command<'_> {
 fn digest(machine: &mut Machine, slots: usize, mut between: impl FnMut(&mut Machine)) -> u64 {
     assert!(machine.digest_begin());
     loop {
-        if let Some(digest) = machine.digest_step(slots) {
+        if let Some(digest) = machine.digest_step(DigestSlice { slots, ..DigestSlice::default() }) {
             return digest;
         }
         between(machine);

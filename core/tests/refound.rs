@@ -8,12 +8,13 @@ use redfence_core::keyspace::Resp;
 use redfence_core::machine::settings::upstream_identity::Report;
 use redfence_core::machine::settings::{Founding, SettingsCommand};
 use redfence_core::machine::version::UpgradeCommand;
-use redfence_core::machine::{Applied, Command, Limits, Machine, Query, RefoundError};
+use redfence_core::machine::{Applied, Command, Limits, Machine, Query, RefoundError, FENCE_MARGIN_US};
 use redfence_core::reply::Reply;
 use redfence_core::types::{Fence, Origin, RequestId, SessionId, Stamp};
 
 const NOW_US: u64 = 1_700_000_000_000_000;
-const FLOOR: u64 = NOW_US + 3_600_000_000;
+/// Of a restore an hour after the backup: above what the margin over the backup's fences comes to.
+const FLOOR: u64 = NOW_US + 2 * FENCE_MARGIN_US;
 
 struct Cluster {
     machine: Machine,
@@ -407,6 +408,61 @@ fn a_floor_leaves_room_for_grants_and_for_further_restores() {
     let mut again = restore(&pieces(&mut cluster.machine), Limits::default());
     again.refound(Fence(NOW_US)).unwrap();
     restore(&pieces(&mut again), Limits::default());
+}
+
+/// Everything the old cluster grants within an hour of fence time after the backup stays below the new floor, and so does what a
+/// restored cluster granted where the same backup is restored again.
+#[test]
+fn no_fence_comes_again_where_those_of_the_backup_run_ahead_of_the_clock() {
+    let day_us = 24 * FENCE_MARGIN_US;
+    // The floor of an earlier restore is far ahead of the clock: fences rise one by one.
+    let mut by_floor = Cluster::second();
+    by_floor.machine.refound(Fence(NOW_US + day_us)).unwrap();
+    // The clocks of the old cluster are far ahead of the one here.
+    let mut by_clock = Cluster::second();
+    by_clock.now_ms += day_us / 1_000;
+    for mut old in [by_floor, by_clock] {
+        for _ in 0..5 {
+            let fence = old.acquire("name", "a", 600_000, None).unwrap();
+            old.release("name", fence);
+        }
+        let backup = pieces(&mut old.machine);
+        let mut granted = Vec::new();
+        for _ in 0..60 {
+            let fence = old.acquire("name", "a", 600_000, None).unwrap();
+            old.release("name", fence);
+            granted.push(fence);
+            old.now_ms += 59_000;
+        }
+
+        let mut asked = Fence(NOW_US + FENCE_MARGIN_US);
+        for _ in 0..3 {
+            let mut machine = restore(&backup, Limits::default());
+            let done = machine.refound(asked).unwrap();
+            assert!(done.fence_floor >= *granted.iter().max().unwrap(), "{}", done.fence_floor);
+            let mut new = Cluster { now_ms: machine.logical_ms(), machine, seq: 0 };
+            for _ in 0..5 {
+                let fence = new.acquire("name", "b", 600_000, None).unwrap();
+                assert!(!granted.contains(&fence), "{fence} was granted before");
+                assert_eq!(new.check("name", fence), Some(Reply::Int(1)));
+                assert_eq!(new.check("name", granted[0]), Some(Reply::Int(0)));
+                new.release("name", fence);
+                granted.push(fence);
+            }
+            asked = done.floor_for_another().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_floor_that_is_asked_for_is_exact_above_the_margin() {
+    let mut old = Cluster::second();
+    old.acquire("name", "a", 600_000, None).unwrap();
+    let least = old.machine.highest_fence().0 + FENCE_MARGIN_US;
+    for (asked, floor) in [(0, least), (least - 1, least), (least, least), (least + 1, least + 1)] {
+        let mut machine = restore(&pieces(&mut old.machine), Limits::default());
+        assert_eq!(machine.refound(Fence(asked)).unwrap().fence_floor, Fence(floor));
+    }
 }
 
 /// Members of the old cluster that are not in the new one will never report what they have behind them now.

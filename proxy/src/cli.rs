@@ -257,7 +257,8 @@ pub struct RestoreArgs {
     #[arg(long, value_name = "LIST")]
     pub cluster: Option<String>,
 
-    /// Every fence of the new cluster is above this one, if the backup and the clock plus one hour are not higher already
+    /// Every fence of the new cluster is above this one, if the backup's fences plus one hour and the clock plus one hour are not
+    /// higher already. To restore a backup again, give the number that the last restore printed for that
     #[arg(long, value_name = "FENCE")]
     pub fence_floor: Option<u64>,
 }

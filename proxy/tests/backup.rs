@@ -77,9 +77,62 @@ fn a_floor_that_is_asked_for_is_kept_and_so_is_an_upgrade_hold() {
         &["restore", "--from", "a.backup", "--data", "data", "--fence-floor", &floor.to_string()],
     );
     assert!(said.contains(&format!("fence floor {floor}:")), "{said}");
+    assert!(said.contains("would repeat fences"), "it is the largest: {said}");
     assert!(said.contains("until LOCK.CLUSTER UPGRADE FINISH"), "{said}");
     let beyond = ["restore", "--from", "a.backup", "--data", "b", "--fence-floor", "9007199254740992"];
     assert!(refusal(&folder, &beyond).contains("out of range"));
+}
+
+/// The second backup is of a cluster whose fences run a day ahead of the clock.
+#[test]
+fn fences_ahead_of_the_clock_are_warned_of_and_do_not_come_again() {
+    const HOUR_US: u64 = 3_600_000_000;
+    let after = |said: &str, words: &str| -> u64 {
+        let rest = said.split(words).nth(1).unwrap_or_else(|| panic!("no {words:?} in {said}"));
+        rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
+    };
+    let start = |folder: &TempDir, data: &str| {
+        let address = free_address();
+        let process = Process::start(
+            redfence(folder, &["--listen", &address.to_string(), "--data", data]),
+            folder,
+            data,
+        );
+        await_that("the restored node serves", || process.log().contains(" ready "));
+        (support::Client::connect(address), process, address.to_string())
+    };
+    let node = Node::start(&[]);
+    let folder = TempDir::new().unwrap();
+    succeeds(&folder, &["backup", "--from", &node.address.to_string(), "--out", "a.backup"]);
+    let now_us =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros() as u64;
+    let ahead = (now_us + 24 * HOUR_US).to_string();
+    let first = run(&folder, &["restore", "--from", "a.backup", "--data", "one", "--fence-floor", &ahead]);
+    assert!(first.status.success());
+    assert!(!String::from_utf8_lossy(&first.stderr).contains("ahead of the clock"), "the backup's are not");
+    let said = String::from_utf8_lossy(&first.stdout).into_owned();
+    assert_eq!(after(&said, "fence floor ").to_string(), ahead, "as it was asked for");
+    assert_eq!(after(&said, "again: --fence-floor "), now_us + 25 * HOUR_US);
+
+    let (mut client, process, address) = start(&folder, "one");
+    let hottest = client.acquire(&["before", "600000"]);
+    succeeds(&folder, &["backup", "--from", &address, "--out", "b.backup"]);
+    let later = client.acquire(&["later", "600000"]);
+    drop((client, process));
+
+    let second = run(&folder, &["restore", "--from", "b.backup", "--data", "two"]);
+    assert!(second.status.success());
+    let warned = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert_eq!(after(&warned, "fences of the backup (up to "), hottest);
+    let said = String::from_utf8_lossy(&second.stdout).into_owned();
+    assert_eq!(after(&said, "fence floor "), hottest + HOUR_US);
+    let (mut client, _process, _) = start(&folder, "two");
+    let fence = client.acquire(&["later", "600000"]);
+    assert!(fence > later && fence > hottest + HOUR_US, "{fence} after {later}");
+
+    let another = after(&said, "again: --fence-floor ").to_string();
+    let third = ["restore", "--from", "b.backup", "--data", "three", "--fence-floor", &another];
+    assert_eq!(after(&succeeds(&folder, &third), "fence floor "), hottest + 2 * HOUR_US);
 }
 
 #[test]

@@ -80,7 +80,7 @@ pub use requests::origins::{Fate, OriginState};
 use rustc_hash::FxBuildHasher;
 use sessions::session::Session;
 pub use settings::upstream_identity;
-pub use snapshot::refound::{Contents, OpenEndedLock, RefoundError, Refounded};
+pub use snapshot::refound::{Contents, OpenEndedLock, RefoundError, Refounded, FENCE_MARGIN_US};
 pub use snapshot::restore::{Checker, RestoreError, Restorer};
 use stats::Counters;
 pub use stats::Stats;

@@ -24,13 +24,11 @@ use crate::node_api::{Input, NodeId, SnapshotId, SnapshotMeta, SnapshotOp, NO_AD
 use crate::storage::datadir::{DataDir, NodeIdentity, StoreId, LOST_AND_FOUND};
 use crate::storage::engine::{EngineLimits, EngineStore};
 use crate::storage::snapshots::SnapshotWriter;
-use redfence_core::machine::{Machine, OpenEndedLock, Refounded};
+use redfence_core::machine::{Machine, OpenEndedLock, Refounded, FENCE_MARGIN_US};
 use redfence_core::types::Fence;
 use sha2::{Digest, Sha256};
 use std::path::Path;
 
-/// How far the clocks of the old cluster may have been ahead of the clock here.
-const CLOCK_MARGIN_US: u64 = 3_600_000_000;
 /// No start of a node uses this number: those begin with the first.
 const SNAPSHOT: SnapshotId = SnapshotId(1);
 const SLOTS_AT_ONCE: usize = 16_384;
@@ -86,7 +84,15 @@ fn load(args: &RestoreArgs, founders: &[(NodeId, String)]) -> Result<Loaded, Str
         ));
     }
     let known_us = now_us.max(header.taken_at_us);
-    let floor = known_us.saturating_add(CLOCK_MARGIN_US).max(args.fence_floor.unwrap_or(0));
+    let highest = machine.highest_fence();
+    if args.id == first && highest.0 > known_us {
+        tell(&format!(
+            "warning: the fences of the backup (up to {highest}) are ahead of the clock here ({now_us}): its clocks were, or it had a \
+             fence floor ahead of them. If the old cluster may have granted more than {FENCE_MARGIN_US} above that after the backup, \
+             give --fence-floor a number above every fence of it"
+        ));
+    }
+    let floor = known_us.saturating_add(FENCE_MARGIN_US).max(args.fence_floor.unwrap_or(0));
     let refounded = (args.id == first).then(|| machine.refound(Fence(floor))).transpose();
     let refounded = refounded.map_err(|error| error.to_string())?;
     Ok(Loaded { header, machine, refounded, first })
@@ -124,6 +130,12 @@ fn make(
         Some(done) => {
             say(&format!("it founds cluster {cluster_id:016x}"));
             say(&format!("fence floor {}: every new fence is above it", done.fence_floor));
+            match done.floor_for_another() {
+                Some(floor) => say(&format!(
+                    "to restore this backup or an older one again: --fence-floor {floor}, or more where fences were granted above it"
+                )),
+                None => say("restored again, this backup or an older one would repeat fences: no floor may be that high"),
+            }
             let contents = machine.contents();
             say(&format!(
                 "{} locks held for their full ttl, {} sessions, {} marks; {} waiters dropped",

@@ -18,6 +18,9 @@ use std::time::Duration;
 
 /// How long the cluster may be without a leader, or the node busy, before the backup is given up.
 const RETRY_WITHIN_MS: u64 = 60_000;
+/// Longer by a second for each 64 MiB of the snapshot: before it counts, a majority hashes its whole state, which takes several times
+/// less, and no progress shows meanwhile.
+const CONFIRM_BYTES_PER_MS: u64 = 64 * 1024;
 const RETRY_EVERY: Duration = Duration::from_millis(100);
 const PROGRESS_EVERY_MS: u64 = 1_000;
 /// Far more than a snapshot of the largest `max-memory` takes.
@@ -153,7 +156,7 @@ impl Source {
 
     /// Waits until the node has written its snapshot, and a majority has confirmed what is in it.
     fn first(&mut self) -> Result<Piece, String> {
-        let (mut written_bytes, mut moved_ms) = (0, self.clock.monotonic_ms());
+        let (mut written_bytes, mut most_bytes, mut moved_ms) = (0, 0, self.clock.monotonic_ms());
         loop {
             let piece = self.read(0)?;
             if piece.is_ready {
@@ -163,10 +166,13 @@ impl Source {
             if piece.total_bytes != written_bytes {
                 (written_bytes, moved_ms) = (piece.total_bytes, now_ms);
             }
-            if now_ms - moved_ms >= RETRY_WITHIN_MS {
-                return Err(stalled());
+            most_bytes = written_bytes.max(most_bytes);
+            if now_ms - moved_ms >= patience_ms(most_bytes) {
+                return Err(stalled(now_ms - moved_ms));
             }
-            self.tell(|| format!("the node writes a snapshot: {}", shown(piece.total_bytes)));
+            self.tell(|| {
+                format!("the node writes a snapshot and has it confirmed: {}", shown(piece.total_bytes))
+            });
             std::thread::sleep(RETRY_EVERY);
         }
     }
@@ -249,11 +255,16 @@ impl Check {
     }
 }
 
-fn stalled() -> String {
+/// How long a snapshot of so many bytes may make no progress.
+fn patience_ms(snapshot_bytes: u64) -> u64 {
+    RETRY_WITHIN_MS + snapshot_bytes.min(TOTAL_BYTES_MAX) / CONFIRM_BYTES_PER_MS
+}
+
+fn stalled(for_ms: u64) -> String {
     format!(
         "the node's snapshot has made no progress for {} s: a majority must confirm its digests. \
          LOCK.CLUSTER NODES shows who is down or quarantined",
-        RETRY_WITHIN_MS / 1_000
+        for_ms / 1_000
     )
 }
 
@@ -263,4 +274,18 @@ fn strange_answer() -> String {
 
 fn shown(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_grows_with_the_snapshot_and_ends() {
+        let gib = 1 << 30;
+        for (bytes, seconds) in [(0, 60), (1, 60), (64 << 20, 61), (gib, 76), (16 * gib, 322)] {
+            assert_eq!(patience_ms(bytes) / 1_000, seconds, "{bytes} bytes");
+        }
+        assert_eq!(patience_ms(u64::MAX), patience_ms(TOTAL_BYTES_MAX), "nothing waits for ever");
+    }
 }

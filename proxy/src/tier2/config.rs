@@ -79,7 +79,8 @@ pub struct NodeConfig {
     pub snapshot_bytes: u64,
     /// A digest of the whole state is asked for this often, where anything has changed.
     pub checkpoint_ms: u64,
-    /// What may be in the log behind a snapshot that waits to be confirmed. Beyond it requests are `UNAVAILABLE`.
+    /// What may be in the log behind a snapshot that waits to be confirmed. Beyond it requests are `UNAVAILABLE`. Bytes: see also
+    /// [`NodeConfig::unconfirmed_log_bytes_max`].
     pub unconfirmed_entries_max: u64,
     pub unconfirmed_bytes_max: u64,
     /// Entries kept in the log behind a snapshot, for followers that are only briefly behind.
@@ -152,6 +153,25 @@ impl NodeConfig {
             snapshot_stall_ms: 10_000,
             promote_lag_entries: 64,
             shutdown_ms_max: 2_500,
+        }
+    }
+
+    /// A large state takes longer to write and to confirm, and its disk is as large: the log behind it may grow to its size.
+    pub(in crate::tier2) fn unconfirmed_log_bytes_max(&self, state_bytes: u64) -> u64 {
+        self.unconfirmed_bytes_max.max(state_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_unconfirmed_log_may_be_as_large_as_a_large_state() {
+        let (config, gib) = (NodeConfig::new(1, 1), 1 << 30);
+        let cases = [(0, gib), (gib - 1, gib), (gib, gib), (gib + 1, gib + 1), (16 * gib, 16 * gib)];
+        for (state_bytes, bytes_max) in cases {
+            assert_eq!(config.unconfirmed_log_bytes_max(state_bytes), bytes_max, "{state_bytes}");
         }
     }
 }

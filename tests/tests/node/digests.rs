@@ -3,7 +3,8 @@
 #![cfg(any(debug_assertions, feature = "mutants"))]
 
 use super::*;
-use redfence::node_api::{AdminRequest, Input, PeerMessage, Role};
+use redfence::node_api::{AdminRequest, Input, OwnedQuery, PeerMessage, Role};
+use redfence_core::grammar::cluster::Backup;
 use redfence_core::machine::digest::{Divergence, POINT_ENTRIES};
 use redfence_tests::sim::kernel::address as addr;
 
@@ -298,6 +299,104 @@ fn a_quarantined_node_never_leads() {
         cluster.start(at);
         assert!(cluster.run_until(10_000, |cluster| cluster.leader().is_some_and(|id| id != bad)));
     }
+}
+
+fn applied_behind_snapshot(cluster: &SimCluster, id: NodeId) -> u64 {
+    let node = cluster.node(id).expect("runs");
+    node.applied_index() - node.snapshot_index()
+}
+
+/// Nobody confirms its snapshots, and it goes on acknowledging what the others log: without compaction its disk would fill up.
+#[test]
+fn a_quarantined_node_compacts_its_log_and_its_state_stays_its_own() {
+    for (seed, how) in [(0, Divergence::Answer(1)), (1, Divergence::State(1)), (2, Divergence::Answer(5))] {
+        let mut cluster = settled_with(3, seed, often);
+        let bad = if seed == 2 { leader(&cluster) } else { follower(&cluster) };
+        cluster.diverge(bad, how);
+        await_quarantine(&mut cluster, &[bad], seed);
+        let at = healthy(&cluster);
+        work(&mut cluster, at, 200);
+        cluster.run_for(3_000);
+        for id in cluster.ids() {
+            let behind = applied_behind_snapshot(&cluster, id);
+            assert!(behind < 150, "seed {seed}: node {id} keeps {behind} entries behind its snapshot");
+        }
+        assert_set_apart(&mut cluster, bad, seed);
+        let others = |cluster: &SimCluster| {
+            let digests = cluster.node(at).expect("runs").status().digests;
+            assert_eq!((digests.quarantined_members, digests.no_majority), (1, false), "seed {seed}");
+            digests.confirmed_index
+        };
+        let confirmed = others(&cluster);
+        let backup = cluster.read(bad, OwnedQuery::Backup(Backup::Begin));
+        assert_eq!(code(&cluster.wait_for(backup, 6_000)), "UNAVAILABLE", "seed {seed}");
+
+        // A restart begins with that snapshot, quarantined as before, and the log stays short.
+        let snapshot = cluster.node(bad).expect("runs").snapshot_index();
+        cluster.crash(bad);
+        cluster.start(bad);
+        cluster.run_for(5);
+        assert_eq!(quarantined(&cluster), [bad], "seed {seed}: by its data directory");
+        let begun = cluster.node(bad).expect("runs").snapshot_index();
+        assert_eq!(begun, snapshot, "seed {seed}");
+        work(&mut cluster, at, 100);
+        cluster.run_for(3_000);
+        assert!(applied_behind_snapshot(&cluster, bad) < 150, "seed {seed}");
+        assert!(cluster.node(bad).expect("runs").snapshot_index() > begun, "seed {seed}");
+        assert_set_apart(&mut cluster, bad, seed);
+        assert!(others(&cluster) > confirmed, "seed {seed}: the others go on confirming");
+
+        // A new member gets the state of a healthy one, also where the only other member that is up is quarantined.
+        let third = cluster.ids().into_iter().find(|id| *id != bad && *id != at).expect("three");
+        let add = cluster.admin(at, AdminRequest::Add { id: 9, addr: addr(9) });
+        cluster.add_joiner(9);
+        assert_eq!(cluster.wait_for(add, 10_000), Reply::OK, "seed {seed}");
+        assert!(cluster.run_until(20_000, |cluster| role(cluster, at, 9) == Role::Follower), "seed {seed}");
+        cluster.run_for(2_000);
+        let chain = |cluster: &SimCluster, id| cluster.node(id).expect("runs").machine().digest_chain();
+        assert_eq!(chain(&cluster, 9), chain(&cluster, at), "seed {seed}");
+        assert_eq!(quarantined(&cluster), [bad], "seed {seed}");
+
+        // Left alone it waits: it does not lead.
+        for id in [at, third, 9] {
+            cluster.crash(id);
+        }
+        cluster.run_for(10_000);
+        assert_eq!(cluster.leader(), None, "seed {seed}");
+        for id in [at, third, 9] {
+            cluster.start(id);
+        }
+        assert!(cluster.run_until(10_000, |cluster| cluster.leader().is_some_and(|id| id != bad)));
+        cluster.run_for(2_000);
+        assert_eq!(quarantined(&cluster), [bad], "seed {seed}");
+    }
+}
+
+/// Power is cut at any moment after the node has found out: it begins with a state of its own only if it knows that it is quarantined.
+#[test]
+fn a_snapshot_that_nobody_confirmed_is_never_there_without_the_mark() {
+    let mut marked = 0;
+    for seed in 0..40 {
+        let mut cluster = settled_with(3, seed, often);
+        let (bad, other) = (follower(&cluster), leader(&cluster));
+        work(&mut cluster, other, 20);
+        cluster.run_for(2_000);
+        let before = cluster.node(bad).expect("runs").snapshot_index();
+        cluster.diverge(bad, Divergence::Answer(1));
+        let names: Vec<String> = (0..40).map(|n| format!("n{n}")).collect();
+        for name in &names {
+            cluster.submit(other, &acquire(name, "o", 600_000, 0), 0);
+        }
+        assert!(cluster.run_until(6_000, |cluster| quarantined(cluster) == [bad]), "seed {seed}");
+        cluster.run_for(seed % 20);
+        cluster.crash(bad);
+        cluster.start(bad);
+        let node = cluster.node(bad).expect("runs");
+        let (is_marked, snapshot) = (node.is_quarantined(), node.snapshot_index());
+        assert!(is_marked || snapshot <= before, "seed {seed}: it begins at {snapshot}, and not quarantined");
+        marked += u64::from(is_marked);
+    }
+    assert!(marked > 10, "{marked}");
 }
 
 /// Whatever happens to healthy nodes: restarts, power cuts, snapshots, new leaders and members, a network that loses, doubles and

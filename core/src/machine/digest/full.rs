@@ -11,8 +11,38 @@ use crate::machine::log::bytes::{Hash64, Reader};
 use crate::machine::snapshot::write::kind;
 use crate::machine::Machine;
 
-/// Bytes of records hashed in one slice.
-const SLICE_BYTES: usize = 256 * 1024;
+/// The slots visited and the bytes of records hashed in one slice of a small state.
+const SLICE_SLOTS_MIN: usize = 1_024;
+const SLICE_BYTES_MIN: usize = 256 << 10;
+/// No slice holds up the log for longer than this many bytes take.
+const SLICE_BYTES_MAX: usize = 8 << 20;
+/// A walk has about so many slices at most: with one every 5 ms it takes half a minute.
+const SLICES: u64 = 6_000;
+/// The memory of a lock with a short name; a queue entry takes less, and its waiter more.
+const SLOT_BYTES: usize = 128;
+
+/// How much of a state is hashed at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DigestSlice {
+    pub slots: usize,
+    pub bytes: usize,
+}
+
+impl DigestSlice {
+    /// Slices grow with the state, so that a walk ends within about half a minute up to 48 GiB: snapshots, backups and the log that
+    /// cannot be compacted wait for it.
+    #[must_use]
+    pub fn of_state(state_bytes: u64) -> DigestSlice {
+        let share = usize::try_from(state_bytes / SLICES).unwrap_or(usize::MAX).min(SLICE_BYTES_MAX);
+        DigestSlice { slots: (share / SLOT_BYTES).max(SLICE_SLOTS_MIN), bytes: share.max(SLICE_BYTES_MIN) }
+    }
+}
+
+impl Default for DigestSlice {
+    fn default() -> DigestSlice {
+        DigestSlice::of_state(0)
+    }
+}
 
 /// The digest of the records so far.
 #[derive(Clone, Copy, Debug, Default)]
@@ -64,12 +94,12 @@ impl Machine {
         true
     }
 
-    /// The next slice, of no more than `max_slots` slots. The digest, when it was the last.
-    pub fn digest_step(&mut self, max_slots: usize) -> Option<u64> {
+    /// The next slice. The digest, when it was the last.
+    pub fn digest_step(&mut self, slice: DigestSlice) -> Option<u64> {
         let mut progress = self.snapshot.take()?;
-        let (mut budget, mut records) = (max_slots.max(1), Vec::new());
-        while budget > 0 && !progress.is_over() && records.len() < SLICE_BYTES {
-            self.write_stage(&mut progress, &mut budget, SLICE_BYTES, &mut records);
+        let (mut budget, mut records) = (slice.slots.max(1), Vec::new());
+        while budget > 0 && !progress.is_over() && records.len() < slice.bytes {
+            self.write_stage(&mut progress, &mut budget, slice.bytes, &mut records);
         }
         if progress.is_over() {
             return Some(progress.digest());
@@ -82,9 +112,45 @@ impl Machine {
     pub(crate) fn full_digest(&mut self) -> u64 {
         self.snapshot_begin();
         loop {
-            if let Some(digest) = self.digest_step(usize::MAX) {
+            if let Some(digest) = self.digest_step(DigestSlice { slots: usize::MAX, bytes: SLICE_BYTES_MIN })
+            {
                 return digest;
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_grow_with_the_state_between_their_bounds() {
+        let of = |state_bytes| {
+            let DigestSlice { slots, bytes } = DigestSlice::of_state(state_bytes);
+            (slots, bytes)
+        };
+        let (small, large) = ((1_024, 256 << 10), (65_536, 8 << 20));
+        for state_bytes in [0, 1, 1 << 20, 6_000 * 128 * 1_024] {
+            assert_eq!(of(state_bytes), small, "{state_bytes}");
+        }
+        assert_eq!(of(6_000 * 128 * 1_025), (1_025, 256 << 10), "many small records");
+        assert_eq!(of(6_000 * (256 << 10)), (2_048, 256 << 10));
+        assert_eq!(of(6_000 * ((256 << 10) + 1)), (2_048, (256 << 10) + 1));
+        assert_eq!(of(6_000 * (8 << 20) - 1), (65_535, (8 << 20) - 1));
+        for state_bytes in [6_000 * (8 << 20), 1 << 40, u64::MAX] {
+            assert_eq!(of(state_bytes), large, "{state_bytes}");
+        }
+    }
+
+    #[test]
+    fn a_walk_has_a_bounded_number_of_slices() {
+        for gib in 0..=46 {
+            let state_bytes: u64 = gib << 30;
+            let slice = DigestSlice::of_state(state_bytes);
+            let slices = |each: usize, most: usize| (state_bytes / each as u64).div_ceil(most as u64);
+            assert!(slices(1, slice.bytes) <= SLICES + 1, "{gib} GiB of large records");
+            assert!(slices(SLOT_BYTES, slice.slots) <= SLICES + 8, "{gib} GiB of small records");
         }
     }
 }

@@ -25,6 +25,7 @@ use crate::machine::log::bytes::{put_varint, Hash64, Reader};
 use crate::machine::{LockSlot, Machine};
 use crate::reply::Reply;
 use crate::types::{Fence, RequestId};
+pub use full::DigestSlice;
 pub use reports::DigestCommand;
 pub use table::{DigestKind, MemberLife, Standing};
 use table::{DigestRow, DigestTable};

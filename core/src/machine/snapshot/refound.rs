@@ -4,7 +4,7 @@
 //! client of the old cluster believes, and no fence may come again:
 //!
 //! - every lock is held for the whole time of its last grant or renewal, counted from the restore, and every session for its ttl;
-//! - every new fence is above the floor, and `FENCE.*` refuses what is below it, except for names that are held: the fence of
+//! - every new fence is above the floor, which is an hour above all fences of the backup, and `FENCE.*` refuses what is below it, except for names that are held: the fence of
 //!   their holder stays good;
 //! - waiters, blocked clients and remembered replies belong to connections that are no more: they are dropped. So are reports of
 //!   digests: their members are no more.
@@ -26,6 +26,9 @@ use crate::types::{Fence, SessionId, FENCE_BOUND};
 use ::bytes::Bytes;
 use std::fmt;
 
+/// How far a floor is above the fences of the state, and at the caller's above the clock. The fences that the old cluster granted
+/// after the backup are not known: where they run ahead of the clock, those of the backup are all there is to go by.
+pub const FENCE_MARGIN_US: u64 = 3_600_000_000;
 /// A floor above this may not be asked for: in microseconds it is the year 2112.
 const FLOOR_ASKED_MAX: u64 = FENCE_BOUND / 2;
 /// Nor may there be fences above this already. A state whose fences reach three quarters of their bound is taken for damaged, so a
@@ -63,7 +66,10 @@ pub struct OpenEndedLock {
 /// Why no cluster can be founded from a state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RefoundError {
+    /// More was asked for than may be.
     Floor(Fence),
+    /// The fences of the state leave no room for a floor above them.
+    Fences(Fence),
     Inconsistent(Violation),
 }
 
@@ -73,6 +79,10 @@ impl fmt::Display for RefoundError {
             RefoundError::Floor(floor) => {
                 write!(f, "the fence floor {floor} is out of range: it may be {FLOOR_ASKED_MAX} at most")
             }
+            RefoundError::Fences(highest) => write!(
+                f,
+                "its highest fence {highest} leaves no room for a fence floor above it: a floor may be {FLOOR_MAX} at most"
+            ),
             RefoundError::Inconsistent(violation) => {
                 write!(f, "the restored state contradicts itself: {violation}")
             }
@@ -85,6 +95,16 @@ impl fmt::Display for RefoundError {
 pub struct Refounded {
     pub fence_floor: Fence,
     pub waiters_dropped: u64,
+}
+
+impl Refounded {
+    /// The floor to ask for in a further restore of the same backup or an older one: above what the new cluster may have granted.
+    /// `None`: no floor may be that high.
+    #[must_use]
+    pub fn floor_for_another(&self) -> Option<Fence> {
+        let floor = self.fence_floor.0 + FENCE_MARGIN_US;
+        (floor <= FLOOR_ASKED_MAX).then_some(Fence(floor))
+    }
 }
 
 impl Machine {
@@ -138,12 +158,16 @@ impl Machine {
         }
     }
 
-    /// Makes the state the beginning of a new cluster, whose fences are above `floor` and above all that this state knows of.
-    pub fn refound(&mut self, floor: Fence) -> Result<Refounded, RefoundError> {
-        let asked = floor;
-        let floor = asked.max(self.highest_fence());
-        if asked.0 > FLOOR_ASKED_MAX || floor.0 > FLOOR_MAX {
-            return Err(RefoundError::Floor(floor));
+    /// Makes the state the beginning of a new cluster, whose fences are above `asked` and more than [`FENCE_MARGIN_US`] above all that
+    /// this state knows of.
+    pub fn refound(&mut self, asked: Fence) -> Result<Refounded, RefoundError> {
+        if asked.0 > FLOOR_ASKED_MAX {
+            return Err(RefoundError::Floor(asked));
+        }
+        let highest = self.highest_fence();
+        let floor = asked.max(Fence(highest.0.saturating_add(FENCE_MARGIN_US)));
+        if floor.0 > FLOOR_MAX {
+            return Err(RefoundError::Fences(highest));
         }
         let waiters_dropped = (self.waiters.len() + self.blocked.len()) as u64;
         self.snapshot_cancel();
@@ -244,5 +268,46 @@ impl Machine {
         self.holder_index = HolderIndex::default();
         self.sweep.forget_counts();
         self.rebuild_indexes();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reached by no clock before the year 2112, and then only by many restores.
+    #[test]
+    fn fences_that_leave_no_room_for_a_floor_are_refused_and_nothing_is_changed() {
+        let most = FLOOR_MAX - FENCE_MARGIN_US;
+        for (highest, fits) in [(most, true), (most + 1, false), (FENCE_BOUND / 4 * 3 - 1, false)] {
+            let mut machine = Machine { floor: Fence(highest), ..Machine::new() };
+            let before = machine.state_hash();
+            match machine.refound(Fence(5)) {
+                Ok(done) => {
+                    assert!(fits && done.fence_floor == Fence(FLOOR_MAX), "{highest}");
+                    assert_eq!(done.floor_for_another(), None);
+                }
+                Err(refused) => {
+                    assert!(!fits, "{highest}");
+                    assert_eq!(refused, RefoundError::Fences(Fence(highest)));
+                    assert!(refused.to_string().contains("leaves no room"), "{refused}");
+                    assert_eq!(machine.state_hash(), before);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_floor_for_another_restore_is_one_that_may_be_asked_for() {
+        let last = FLOOR_ASKED_MAX - FENCE_MARGIN_US;
+        for (floor, another) in
+            [(7, Some(7 + FENCE_MARGIN_US)), (last, Some(FLOOR_ASKED_MAX)), (last + 1, None)]
+        {
+            let done = Refounded { fence_floor: Fence(floor), ..Refounded::default() };
+            assert_eq!(done.floor_for_another(), another.map(Fence), "{floor}");
+        }
+        let mut machine = Machine::new();
+        let refused = machine.refound(Fence(FLOOR_ASKED_MAX + 1));
+        assert_eq!(refused, Err(RefoundError::Floor(Fence(FLOOR_ASKED_MAX + 1))));
     }
 }

@@ -20,12 +20,13 @@ use crate::tier2::node::Node;
 use crate::tier2::refusals;
 use crate::tier2::requests::encoded;
 use raft::StateRole;
-use redfence_core::machine::digest::{DigestCommand, DigestKind, MemberLife, Standing, POINT_MS};
+use redfence_core::machine::digest::{
+    DigestCommand, DigestKind, DigestSlice, MemberLife, Standing, POINT_MS,
+};
 use redfence_core::machine::Command;
 use std::collections::VecDeque;
 
-/// Slots of the machine hashed in one slice, and the pause between two slices: a few hundredths of the thread's time.
-const SLICE_SLOTS: usize = 1_024;
+/// The pause between two slices of a full digest ([`DigestSlice`]). Those of a small state take a few hundredths of the thread's time.
 const SLICE_EVERY_MS: u64 = 5;
 /// A full digest is also asked for after so many entries.
 const FULL_ENTRIES: u64 = 1_000_000;
@@ -66,6 +67,8 @@ pub(in crate::tier2) struct OwnDigests {
     full_wanted_ms: u64,
     /// The newest index at which a majority has come to the same full digest as this node.
     full_confirmed: u64,
+    /// Of the full digest under way: by the state as it was when that began.
+    slice: DigestSlice,
     /// When the full digest under way was begun, and how long the last one took.
     walk_began_ms: u64,
     walk_took_ms: u64,
@@ -86,12 +89,15 @@ struct Quarantine {
     index: u64,
     since_ms: u64,
     declare_due_ms: u64,
+    /// The task that writes the mark. 0: it was there at the start.
+    mark_number: u64,
 }
 
 impl OwnDigests {
     /// `quarantined`: the mark in the data directory.
     pub(in crate::tier2) fn new(quarantined: Option<u64>) -> OwnDigests {
-        let quarantine = quarantined.map(|index| Quarantine { index, since_ms: 0, declare_due_ms: 0 });
+        let quarantine =
+            quarantined.map(|index| Quarantine { index, since_ms: 0, declare_due_ms: 0, mark_number: 0 });
         OwnDigests { quarantine, ..OwnDigests::default() }
     }
 
@@ -123,7 +129,8 @@ impl OwnDigests {
 }
 
 impl Node {
-    pub(in crate::tier2) fn is_quarantined(&self) -> bool {
+    #[must_use]
+    pub fn is_quarantined(&self) -> bool {
         self.digests.quarantine.is_some()
     }
 
@@ -145,9 +152,10 @@ impl Node {
 
     /// So much of the log is unconfirmed, and therefore cannot be compacted, that no more may come.
     pub(in crate::tier2) fn is_log_unconfirmed(&self) -> bool {
+        let bytes_max = || self.config.unconfirmed_log_bytes_max(self.machine.memory_used_bytes());
         self.snapshots.has_unconfirmed()
             && (self.applied > self.snapshot_index() + self.config.unconfirmed_entries_max
-                || self.snapshots.log_bytes > self.config.unconfirmed_bytes_max)
+                || self.snapshots.log_bytes > bytes_max())
     }
 
     /// Whether a member is known to have diverged.
@@ -182,6 +190,7 @@ impl Node {
             let now_ms = self.now.monotonic_ms();
             self.digests.walk = Some((point.index, now_ms));
             self.digests.walk_began_ms = now_ms;
+            self.digests.slice = DigestSlice::of_state(self.machine.memory_used_bytes());
         }
     }
 
@@ -198,6 +207,12 @@ impl Node {
     pub(in crate::tier2) fn is_confirmed_behind(&self, index: u64) -> bool {
         let is_confirmed = self.machine.is_single_voter() || self.digests.full_confirmed > index;
         is_confirmed && self.machine.digest_standing() == Standing::Agreed
+    }
+
+    /// Whether the state of this node can reach nobody any more, not even after a restart: no majority will confirm it, and nobody needs to.
+    pub(in crate::tier2) fn is_set_apart_for_good(&self) -> bool {
+        let is_marked = |quarantine: Quarantine| self.persist.is_durable(quarantine.mark_number);
+        self.digests.quarantine.is_some_and(is_marked) && !self.is_leader()
     }
 
     /// After entries were applied: nothing to do, unless a report or a point was among them.
@@ -296,7 +311,7 @@ impl Node {
     pub(in crate::tier2) fn walk_digest(&mut self) {
         let now_ms = self.now.monotonic_ms();
         let Some((index, _)) = self.digests.walk.filter(|(_, due_ms)| *due_ms <= now_ms) else { return };
-        match self.machine.digest_step(SLICE_SLOTS) {
+        match self.machine.digest_step(self.digests.slice) {
             Some(value) => {
                 self.digests.walk = None;
                 self.digests.walk_took_ms = now_ms.saturating_sub(self.digests.walk_began_ms);
@@ -331,11 +346,16 @@ impl Node {
         }
     }
 
-    /// A snapshot of this node was stored, and waits to be confirmed. The leader's comes first: mostly it confirms those of the others.
-    pub(in crate::tier2) fn snapshot_waits(&mut self) {
+    /// A snapshot of this node as of `index` was stored, and waits to be confirmed. The leader's comes first: mostly it confirms those
+    /// of the others.
+    pub(in crate::tier2) fn snapshot_waits(&mut self, index: u64) {
         let is_urgent = self.is_leader() || self.snapshots.backups.wait();
         let patience_ms = if is_urgent { 0 } else { self.config.checkpoint_ms / PATIENCE_PART };
-        self.digests.full_wanted_ms = self.now.monotonic_ms() + patience_ms;
+        let wanted_ms = self.now.monotonic_ms() + patience_ms;
+        // One that was asked for while the snapshot was written may confirm it: the others would sit another out.
+        let is_under_way = self.machine.last_full_index() > index;
+        let under_way_ms = if is_under_way { self.digests.full_wanted_ms } else { 0 };
+        self.digests.full_wanted_ms = wanted_ms.max(under_way_ms);
     }
 
     /// When one that is under way should have been agreed on.
@@ -392,26 +412,26 @@ impl Node {
         if self.is_quarantined() {
             return;
         }
-        let since_ms = self.now.monotonic_ms();
-        self.digests.quarantine = Some(Quarantine { index, since_ms, declare_due_ms: 0 });
+        let (since_ms, mark_number) = (self.now.monotonic_ms(), self.persist.next_number());
+        self.digests.quarantine = Some(Quarantine { index, since_ms, declare_due_ms: 0, mark_number });
         self.digests.values.clear();
         tracing::error!(
             index,
             "this node's digest differs from that of a majority of voters: it is quarantined and serves nothing; remove it from the cluster, delete its data directory and add it again"
         );
-        let number = self.persist.next_number();
         self.out.persist.push(PersistTask {
-            number,
+            number: mark_number,
             quarantine: Some(index),
             must_sync: true,
             ..PersistTask::default()
         });
-        self.persist.started(number, 0, false);
+        self.persist.started(mark_number, 0, false);
         self.refuse_everybody();
         // What its clients heard and cached may be wrong.
         self.out.missed = true;
         self.touched.clear();
         self.snapshots.outgoing.clear();
+        self.snapshots.backups.clear();
         self.stage.clear();
         self.forget_scripts();
         if matches!(self.raw.raft.state, StateRole::Candidate | StateRole::PreCandidate) {

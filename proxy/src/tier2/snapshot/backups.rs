@@ -78,6 +78,11 @@ impl Backups {
         }
     }
 
+    /// This node is quarantined: nobody gets its state, nor waits for it.
+    pub(in crate::tier2) fn clear(&mut self) {
+        self.under_way.clear();
+    }
+
     fn begin(&mut self, index: u64, taken_at_us: u64, now_ms: u64) -> Option<u64> {
         if self.under_way.len() >= BACKUPS_MAX {
             return None;

@@ -99,9 +99,10 @@ impl Snapshots {
         self.making.as_ref().is_some_and(|making| making.can_go_on(config.snapshot_window_bytes))
     }
 
-    /// Of the snapshot that is being made.
+    /// Of the snapshot that is being made, or waits to be confirmed.
     pub(in crate::tier2) fn written_bytes(&self) -> u64 {
-        self.making.as_ref().map_or(0, OwnSnapshot::written_bytes)
+        let stored = self.unconfirmed.as_ref().map_or(0, |meta| meta.size_bytes);
+        self.making.as_ref().map_or(stored, OwnSnapshot::written_bytes)
     }
 
     fn discard_after(&mut self, id: SnapshotId, number: u64) {
@@ -347,15 +348,18 @@ impl Node {
     fn keep_until_confirmed(&mut self) {
         let Some(making) = self.snapshots.making.take() else { return };
         self.metering.snapshot_ends(SnapshotStep::Write, self.config.id, true, self.now.monotonic_us);
-        self.snapshots.unconfirmed = Some(making.into_meta());
-        self.snapshot_waits();
+        let meta = making.into_meta();
+        let index = meta.at.index;
+        self.snapshots.unconfirmed = Some(meta);
+        self.snapshot_waits(index);
         self.adopt_confirmed();
     }
 
-    /// A restart begins with the confirmed snapshot, and the log behind it can go.
+    /// A restart begins with the confirmed snapshot, and the log behind it can go. A quarantined node takes its own as it is: nobody will
+    /// ever confirm it, and with a log that only grows its disk would fill up.
     fn adopt_confirmed(&mut self) {
         let Some(waiting) = &self.snapshots.unconfirmed else { return };
-        if !self.is_confirmed_behind(waiting.at.index) {
+        if !self.is_confirmed_behind(waiting.at.index) && !self.is_set_apart_for_good() {
             return;
         }
         let Some(meta) = self.snapshots.unconfirmed.take() else { return };
