@@ -590,6 +590,29 @@ fn what_others_took_for_a_session_is_doubted() {
     assert_eq!(client.receive(), lost("long", long, "forced", "nil"));
 }
 
+/// A lock with a time of its own ends with its session all the same.
+#[test]
+fn doubt_comes_by_the_session_where_that_is_shorter() {
+    let nodes = start_cluster(3, &[]);
+    nodes.iter().for_each(runs_version_2);
+    let mut client = notified(&nodes[0]);
+    let mut other = nodes[1].connect();
+    let own = session(&mut client, "LOCK.SESSION OPEN 8000");
+    let foreign = session(&mut other, "LOCK.SESSION OPEN 8000");
+    let locks = [("a", &own), ("b", &foreign)]
+        .map(|(name, id)| (name, grant(&mut client, &format!("LOCK.ACQUIRE {name} 600000 SESSION {id}"))));
+    for (name, fence) in locks {
+        let renewed = client.ask(&["LOCK.RENEW", name, &fence.to_string(), "700000"]);
+        assert_eq!(renewed, "(1, 700000)");
+    }
+    nodes[1..].iter().for_each(|node| node.process.signal("STOP"));
+    let mut told = [client.receive(), client.receive()];
+    told.sort();
+    nodes[1..].iter().for_each(|node| node.process.signal("CONT"));
+    let suspect = |(name, fence)| format!(">(\"lock-suspect\", \"{name}\", {fence}, \"no_quorum\", nil)");
+    assert_eq!(told, locks.map(suspect));
+}
+
 /// In one pipeline: a session that is none takes nothing back that was asked for behind it.
 #[test]
 fn a_refused_session_does_not_undo_what_follows_it() {

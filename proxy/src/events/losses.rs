@@ -108,6 +108,8 @@ pub struct ToldGrant {
     pub key: GrantKey,
     /// How long it lasts without a renewal, of the lock or of its session; 0 where that is not known.
     pub lease_ms: u64,
+    /// It may end with a session, whatever time of its own it has.
+    pub in_session: bool,
     pub user: UserTag,
 }
 
@@ -191,6 +193,7 @@ impl LossWatch {
         let told = |(key, grant): (GrantKey, NotedGrant)| ToldGrant {
             key,
             lease_ms: grant.lease_ms,
+            in_session: grant.in_session,
             user: grant.user,
         };
         let mut grants: Vec<_> =
@@ -273,7 +276,7 @@ impl LossWatch {
         if table.grants.get(&grant.key).is_some_and(|clients| clients.contains(&client)) {
             return;
         }
-        let noted = NotedGrant { stood: false, is_over, ..NotedGrant::new(grant.lease_ms, grant.user) };
+        let noted = NotedGrant { stood: false, is_over, ..NotedGrant::of(&grant) };
         if table.note(client, grant.key.clone(), noted) {
             table.to_look_up.insert(grant.key);
         }
@@ -294,7 +297,7 @@ impl LossWatch {
             let watched = record.sessions.iter().find(|watched| watched.id == session && watched.is_own);
             let user = watched.map(|watched| watched.user);
             if let Some(user) = user.filter(|_| !record.grants.contains_key(key)) {
-                table.note(client, key.clone(), NotedGrant::new(lease_ms, user));
+                table.note(client, key.clone(), NotedGrant::new(lease_ms, true, user));
             }
         }
         self.drop_overflowed(&mut table);

@@ -222,7 +222,7 @@ mod tests {
         let attempt = Attempt { db, resource: resource.clone(), by };
         losses.asks(2, attempt.clone());
         let key = GrantKey { db, resource: resource.clone(), fence };
-        losses.granted(2, &attempt, ToldGrant { key, lease_ms: 100, user });
+        losses.granted(2, &attempt, ToldGrant { key, lease_ms: 100, in_session: false, user });
         losses.answered(2, &attempt);
         let loss = Loss {
             db,

@@ -49,6 +49,7 @@ const TOLD_BY_LOOK_MAX: usize = 4_096;
 pub(super) struct NotedGrant {
     /// 0: not known.
     pub(super) lease_ms: u64,
+    pub(super) in_session: bool,
     pub(super) user: UserTag,
     /// It was told that nobody knows, since the leader was last reached.
     pub(super) is_suspect: bool,
@@ -64,9 +65,10 @@ pub(super) struct NotedGrant {
 
 impl NotedGrant {
     /// One that stands.
-    pub(super) fn new(lease_ms: u64, user: UserTag) -> NotedGrant {
+    pub(super) fn new(lease_ms: u64, in_session: bool, user: UserTag) -> NotedGrant {
         NotedGrant {
             lease_ms,
+            in_session,
             user,
             is_suspect: false,
             stood: true,
@@ -74,6 +76,10 @@ impl NotedGrant {
             is_gone: false,
             is_over: false,
         }
+    }
+
+    pub(super) fn of(told: &ToldGrant) -> NotedGrant {
+        NotedGrant::new(told.lease_ms, told.in_session, told.user)
     }
 }
 
@@ -217,7 +223,8 @@ impl LossTable {
 
     pub(super) fn granted(&mut self, client: u64, attempt: &Attempt, grant: ToldGrant) {
         let Some(record) = self.clients.get_mut(&client) else { return };
-        let ToldGrant { key, lease_ms, user } = grant;
+        let noted = NotedGrant::of(&grant);
+        let ToldGrant { key, lease_ms, .. } = grant;
         let mut asked = record.asking.get_mut(attempt);
         // It asked before it was watched, or ends were missed since.
         let is_doubtful = asked.as_ref().is_none_or(|asked| asked.missed);
@@ -236,7 +243,7 @@ impl LossTable {
             notice.into_iter().for_each(|notice| self.tell(client, notice));
             return;
         }
-        let noted = NotedGrant { is_doubtful, ..NotedGrant::new(lease_ms, user) };
+        let noted = NotedGrant { is_doubtful, ..noted };
         if self.note(client, key.clone(), noted) && (is_doubtful || lease_ms == 0) {
             self.to_look_up.insert(key);
         }
@@ -310,14 +317,17 @@ impl LossTable {
         }
     }
 
-    /// A longer time is believed when the state was looked at: the session of the lock may end before it.
+    /// Where the lock may have a session, a longer time is believed when the state was looked at: the session may end before it.
     pub(super) fn renewed(&mut self, key: &GrantKey, lease_ms: u64) {
-        let mut is_longer = false;
+        let mut looks = false;
         self.change_each(key, |grant| {
-            is_longer |= lease_ms > grant.lease_ms;
-            grant.lease_ms = grant.lease_ms.min(lease_ms);
+            let is_believed = !grant.in_session || lease_ms <= grant.lease_ms;
+            looks |= !is_believed;
+            if is_believed {
+                grant.lease_ms = lease_ms;
+            }
         });
-        if is_longer {
+        if looks {
             self.to_look_up.insert(key.clone());
         }
     }

@@ -11,7 +11,7 @@ fn key(fence: u64) -> GrantKey {
 }
 
 fn told(fence: u64, lease_ms: u64) -> ToldGrant {
-    ToldGrant { key: key(fence), lease_ms, user: UserTag::DEFAULT }
+    ToldGrant { key: key(fence), lease_ms, in_session: false, user: UserTag::DEFAULT }
 }
 
 fn attempt(by: AttemptBy) -> Attempt {
@@ -204,7 +204,6 @@ fn doubt_is_told_once_an_outage_at_half_of_the_lease() {
     notices(&mut inbox);
     watch.trust();
     watch.renewed(&key(5), 1_000);
-    watch.found(key(5), GrantState::Held { fence: Fence(5), lease_ms: 1_000 });
     watch.found(key(6), GrantState::Held { fence: Fence(6), lease_ms: 40 });
     watch.suspect(100);
     assert_eq!(notices(&mut inbox), [(NoticeKind::Suspect, 6, "no_quorum")]);
@@ -414,7 +413,12 @@ fn a_client_that_does_not_read_is_disconnected() {
 #[test]
 fn a_renewal_is_believed_to_last_longer_when_the_state_says_so() {
     let (watch, mut inbox, _memory) = watch();
-    grant(&watch, 5, 100);
+    let grant = |fence, lease_ms| {
+        watch.asks(1, by_owner());
+        watch.granted(1, &by_owner(), ToldGrant { in_session: true, ..told(fence, lease_ms) });
+        watch.answered(1, &by_owner());
+    };
+    grant(5, 100);
     watch.renewed(&key(5), 1_000);
     assert_eq!(watch.take_to_look_up(), [key(5)]);
     watch.suspect(50);
@@ -427,7 +431,7 @@ fn a_renewal_is_believed_to_last_longer_when_the_state_says_so() {
     watch.renewed(&key(5), 60);
     assert_eq!(watch.suspect(30).len(), 1, "a shorter time counts at once");
     // Where the ttl of the session is not known yet, a renewal does not tell it either.
-    grant(&watch, 6, 0);
+    grant(6, 0);
     watch.renewed(&key(6), 1_000);
     assert_eq!(watch.take_to_look_up(), [key(6)]);
     assert_eq!(watch.suspect(31).len(), 1);

@@ -131,7 +131,8 @@ impl ToldGrants {
         std::mem::take(self).grants.into_iter().map(move |DatedGrant { terms, name, ends_ms }| {
             let key = GrantKey { db: terms.db, resource: Bytes::copy_from_slice(&name), fence: terms.fence };
             let lease_ms = if terms.in_session { 0 } else { terms.lease_ms };
-            (ToldGrant { key, lease_ms, user: terms.user }, ends_ms <= now_ms)
+            let GrantTerms { in_session, user, .. } = terms;
+            (ToldGrant { key, lease_ms, in_session, user }, ends_ms <= now_ms)
         })
     }
 

@@ -82,9 +82,8 @@ impl CommandContext {
         if self.client.losses.take().is_some() {
             let now_ms = self.server.now_ms();
             let told = self.server.losses.stop(self.client.info.id);
-            for ToldGrant { key, lease_ms, user } in told {
-                // Whether it has a session, the table does not know.
-                let terms = GrantTerms { db: key.db, fence: key.fence, lease_ms, in_session: true, user };
+            for ToldGrant { key, lease_ms, in_session, user } in told {
+                let terms = GrantTerms { db: key.db, fence: key.fence, lease_ms, in_session, user };
                 self.client.told.add(&key.resource, terms, now_ms);
             }
         }
@@ -138,12 +137,12 @@ impl CommandContext {
             let granted = asked.names.iter().map(Bytes::as_ref).zip(fences);
             return self.remember_granted(asked.db, granted, lease_ms, asked.may_have_session(), user);
         }
-        let lease_ms = self.lease_with_session(asked, lease_ms);
+        let (lease_ms, in_session) = (self.lease_with_session(asked, lease_ms), asked.may_have_session());
         for (attempt, fence) in asked.attempts().zip(fences) {
             // A copy: the command may be far larger than the name, and the grant may stand for long.
             let resource = Bytes::copy_from_slice(&attempt.resource);
             let key = GrantKey { db: asked.db, resource, fence: *fence };
-            self.server.losses.granted(client, &attempt, ToldGrant { key, lease_ms, user });
+            self.server.losses.granted(client, &attempt, ToldGrant { key, lease_ms, in_session, user });
         }
         asked.attempts().for_each(|attempt| self.server.losses.answered(client, &attempt));
     }
@@ -242,7 +241,7 @@ impl CommandContext {
         for (db, name, fence) in rows.iter().filter_map(held) {
             // Of its loss it hears as of any of the session's; here it is noted so that it can be doubted.
             let key = GrantKey { db, resource: name.clone(), fence };
-            let grant = ToldGrant { key, lease_ms: 0, user: user.tag };
+            let grant = ToldGrant { key, lease_ms: 0, in_session: true, user: user.tag };
             self.server.losses.knows(self.client.info.id, grant, false);
         }
         rows.iter_mut().for_each(hide_db);
