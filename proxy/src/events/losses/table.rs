@@ -43,7 +43,7 @@ pub(super) struct WatchedSession {
 /// What a noted grant takes besides its name: its places in two tables.
 const GRANT_BYTES: usize = 256;
 /// So many are remembered of those that were told by a look.
-const TOLD_BY_LOOK_MAX: usize = 4_096;
+const TOLD_BY_LOOK_MAX: usize = 256;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NotedGrant {
@@ -223,8 +223,16 @@ impl LossTable {
 
     pub(super) fn granted(&mut self, client: u64, attempt: &Attempt, grant: ToldGrant) {
         let Some(record) = self.clients.get_mut(&client) else { return };
-        let noted = NotedGrant::of(&grant);
-        let ToldGrant { key, lease_ms, .. } = grant;
+        let mut noted = NotedGrant::of(&grant);
+        let ToldGrant { key, .. } = grant;
+        // Told anew, its end is news again.
+        record.told_by_look.remove(&key);
+        // A retry need not name the session again.
+        let before = record.grants.get(&key).filter(|known| known.in_session && !noted.in_session);
+        let names_no_session = before.is_some();
+        if let Some(before) = before {
+            (noted.in_session, noted.lease_ms) = (true, noted.lease_ms.min(before.lease_ms));
+        }
         let mut asked = record.asking.get_mut(attempt);
         // It asked before it was watched, or ends were missed since.
         let is_doubtful = asked.as_ref().is_none_or(|asked| asked.missed);
@@ -244,7 +252,8 @@ impl LossTable {
             return;
         }
         let noted = NotedGrant { is_doubtful, ..noted };
-        if self.note(client, key.clone(), noted) && (is_doubtful || lease_ms == 0) {
+        let looks = is_doubtful || names_no_session || noted.lease_ms == 0;
+        if self.note(client, key.clone(), noted) && looks {
             self.to_look_up.insert(key);
         }
     }

@@ -437,6 +437,38 @@ fn a_renewal_is_believed_to_last_longer_when_the_state_says_so() {
     assert_eq!(watch.suspect(31).len(), 1);
 }
 
+/// An owner that asks again gets its grant again, with the session that it has.
+#[test]
+fn a_retry_that_names_no_session_keeps_the_one_there_is() {
+    let (watch, _inbox, _memory) = watch();
+    watch.asks(1, by_owner());
+    watch.granted(1, &by_owner(), ToldGrant { in_session: true, ..told(5, 100) });
+    watch.answered(1, &by_owner());
+    assert!(watch.take_to_look_up().is_empty());
+    grant(&watch, 5, 60_000);
+    assert_eq!(watch.take_to_look_up(), [key(5)]);
+    assert_eq!(watch.suspect(50).len(), 1, "by the session's time until it was looked at");
+    watch.trust();
+    watch.found(key(5), GrantState::Held { fence: Fence(5), lease_ms: 200 });
+    watch.renewed(&key(5), 60_000);
+    assert_eq!(watch.suspect(100).len(), 1);
+}
+
+/// A retry is answered with the grant after its end was told: what comes last must be true.
+#[test]
+fn a_grant_that_is_told_again_is_lost_again() {
+    let (watch, mut inbox, _memory) = watch();
+    grant(&watch, 5, 100);
+    watch.missed();
+    watch.asks(1, by_owner());
+    watch.found(key(5), GrantState::Ended { reason: Reason::Expired, successor: None });
+    watch.granted(1, &by_owner(), told(5, 100));
+    watch.answered(1, &by_owner());
+    watch.ended(&loss(5, Some(LossCause::Expired), None));
+    let heard = [(NoticeKind::Lost, 5, "expired"), (NoticeKind::Lost, 5, "expired")];
+    assert_eq!(notices(&mut inbox), heard);
+}
+
 /// The hold goes on under its fence: its end, which may come before the answer, is told behind it.
 #[test]
 fn a_conversion_that_keeps_its_fence_is_told_of_its_end_once() {

@@ -31,10 +31,14 @@ impl CommandContext {
                 Progress::Done
             }
             Notify::On { session: None } => {
+                let before = match self.client.losses.is_some() {
+                    true => NotifyState::On,
+                    false => NotifyState::Off,
+                };
                 self.start_notifying();
                 // Where nobody was told of losses before, the node collects none: it does in the turn that answers this.
                 let query = OwnedQuery::Here(Box::new(OwnedQuery::Contention { count: 0 }));
-                self.await_notified(query, AfterReply::Say(Reply::OK))
+                self.await_notified(query, AfterReply::Notified { before })
             }
             Notify::On { session: Some(session) } => match SessionId::parse(session) {
                 Some(id) => self.notify_session(id),
@@ -83,6 +87,8 @@ impl CommandContext {
             let now_ms = self.server.now_ms();
             let told = self.server.losses.stop(self.client.info.id);
             for ToldGrant { key, lease_ms, in_session, user } in told {
+                // The shorter of its own time and its session's, which is kept alive: no end of its own.
+                let lease_ms = if in_session { 0 } else { lease_ms };
                 let terms = GrantTerms { db: key.db, fence: key.fence, lease_ms, in_session, user };
                 self.client.told.add(&key.resource, terms, now_ms);
             }
@@ -214,6 +220,17 @@ impl CommandContext {
                 }
                 LockStep::Releases(_) => {}
             }
+        }
+    }
+
+    /// An error says that the node may not collect losses yet: then nothing has changed.
+    pub(in crate::server) fn notified(&mut self, before: NotifyState, reply: Reply) -> Reply {
+        match (reply, before) {
+            (error @ Reply::Error(_), NotifyState::Off) => {
+                self.stop_notifying();
+                error
+            }
+            (_, NotifyState::Off | NotifyState::On | NotifyState::OnWithSession) => Reply::OK,
         }
     }
 

@@ -177,6 +177,7 @@ impl CommandContext {
                 self.note_renewed(&key, &reply);
                 reply
             }
+            (AfterReply::Notified { before }, reply) => self.notified(before, reply),
             (AfterReply::SessionLocks { id, before }, reply) => self.session_locks(id, before, reply),
             (AfterReply::FenceLooked(question), reply) => {
                 self.client.fence_answer = Some(Box::new(FenceAnswer { question, reply }));

@@ -126,6 +126,10 @@ pub enum AfterReply {
     },
     /// `LOCK.RENEW` of this grant.
     Renewed(GrantKey),
+    /// `LOCK.NOTIFY ON`.
+    Notified {
+        before: NotifyState,
+    },
     /// `LOCK.NOTIFY ON SESSION`: what the session holds, of which the client is told from now on.
     SessionLocks {
         id: SessionId,

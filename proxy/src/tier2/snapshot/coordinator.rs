@@ -231,7 +231,9 @@ impl Node {
             }
             let resumes = |receiving: &mut IncomingSnapshot| receiving.resume(from, chunk);
             if !self.snapshots.receiving.as_mut().is_some_and(resumes) {
-                if self.snapshots.receiving.as_ref().is_some_and(IncomingSnapshot::is_complete) {
+                let stays =
+                    |complete: &IncomingSnapshot| complete.is_complete() && !complete.is_outdated_by(chunk);
+                if self.snapshots.receiving.as_ref().is_some_and(stays) {
                     // Rather an older one than none: under load there is always a newer one by the time that a large one has come.
                     self.acknowledge(from, chunk.transfer, TransferState::Failed);
                     return;

@@ -115,6 +115,11 @@ impl IncomingSnapshot {
         self.restorer.is_none()
     }
 
+    /// Whether a chunk opens a transfer of a later term: raft ignores a snapshot of an earlier one.
+    pub(crate) fn is_outdated_by(&self, chunk: &SnapshotChunk) -> bool {
+        chunk.message.as_ref().is_some_and(|message| message.term > self.message.term)
+    }
+
     /// Takes a chunk if it is the next one. An error ends the transfer.
     pub(crate) fn take(&mut self, chunk: &SnapshotChunk, ops: &mut Vec<SnapshotOp>) -> Result<(), String> {
         let Some(restorer) = &mut self.restorer else { return Ok(()) };

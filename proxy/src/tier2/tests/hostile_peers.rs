@@ -232,8 +232,19 @@ fn a_complete_snapshot_is_installed_though_a_newer_one_comes() {
         SnapshotOp::Finish { id, .. } => Some(*id),
         _ => None,
     });
-    victim.step(Input::SnapshotStored(finished.expect("all of it came")));
+    let finished = finished.expect("all of it came");
+    victim.step(Input::SnapshotStored(finished));
     assert_eq!(victim.node.applied_index(), 50);
+    // One of an earlier term raft would ignore: that of a new leader takes its place.
+    let mut victim = Victim::start(4);
+    for (index, term) in [(50, 5), (60, 6)] {
+        let (meta, bytes) = snapshot_of(index);
+        let mut chunk = SnapshotChunk { bytes, ..snapshot_chunk(&meta, MessageType::MsgSnapshot) };
+        chunk.message.as_mut().expect("it is the first").term = term;
+        victim.hear(2, PeerMessage::SnapshotChunk(chunk));
+    }
+    let is_dropped = |op: &SnapshotOp| matches!(op, SnapshotOp::Discard(id) if *id == finished);
+    assert!(victim.snapshot_ops.iter().any(is_dropped));
 }
 
 fn snapshot_chunk(meta: &SnapshotMeta, kind: MessageType) -> SnapshotChunk {
