@@ -79,6 +79,9 @@ pub struct NodeConfig {
     pub snapshot_bytes: u64,
     /// A digest of the whole state is asked for this often, where anything has changed.
     pub checkpoint_ms: u64,
+    /// The pause between two slices of it ([`redfence_core::machine::digest::DigestSlice`]): those of a small state take a few hundredths
+    /// of the thread's time.
+    pub digest_slice_ms: u64,
     /// What may be in the log behind a snapshot that waits to be confirmed. Beyond it requests are `UNAVAILABLE`. Bytes: see also
     /// [`NodeConfig::unconfirmed_log_bytes_max`].
     pub unconfirmed_entries_max: u64,
@@ -142,6 +145,7 @@ impl NodeConfig {
             snapshot_entries: 100_000,
             snapshot_bytes: 64 << 20,
             checkpoint_ms: 60_000,
+            digest_slice_ms: 5,
             unconfirmed_entries_max: 1_000_000,
             unconfirmed_bytes_max: 1 << 30,
             log_keep_entries: 10_000,

@@ -612,3 +612,44 @@ fn a_full_digest_from_before_a_snapshot_does_not_confirm_it() {
         cluster.start(gone);
     }
 }
+
+/// One of three is down, and a full digest takes longer than anything waits for it: whoever asks again while the other still walks is
+/// alone. Without a longer wait both could go on in turns for ever, until the log is full.
+#[test]
+fn slow_digests_confirm_snapshots_with_one_of_three_down() {
+    fn slow(config: &mut NodeConfig) {
+        config.snapshot_entries = 60;
+        config.log_keep_entries = 10;
+        config.cache_entries_max = 16;
+        config.digest_slice_ms = 45_000;
+    }
+    for seed in 0..8 {
+        let mut cluster = settled_with(3, seed, slow);
+        let (dead, at) = (follower(&cluster), leader(&cluster));
+        let other = cluster.ids().into_iter().find(|id| ![dead, at].contains(id)).expect("one of three");
+        cluster.crash(dead);
+        // Two slices of them.
+        for name in 0..1_500 {
+            cluster.submit(at, &acquire(&format!("held{name}"), "h", 100_000_000, 0), 0);
+        }
+        cluster.run_for(5_000);
+        let full_index = |cluster: &SimCluster| cluster.node(at).expect("runs").machine().last_full_index();
+        let before = full_index(&cluster);
+        while full_index(&cluster) == before {
+            work(&mut cluster, at, 2);
+        }
+        // One of the two begins anew while the other walks.
+        cluster.run_for(5_000 * (1 + seed));
+        cluster.crash(other);
+        cluster.start(other);
+        cluster.run_for(5_000);
+        let mut snapshots = std::collections::BTreeSet::new();
+        for _ in 0..120 {
+            let at = leader(&cluster);
+            work(&mut cluster, at, 2);
+            cluster.run_for(15_000);
+            snapshots.insert(cluster.node(at).expect("runs").snapshot_index());
+        }
+        assert!(snapshots.len() > 3, "seed {seed}: {snapshots:?}");
+    }
+}

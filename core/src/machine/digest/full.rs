@@ -30,17 +30,21 @@ pub struct DigestSlice {
 
 impl DigestSlice {
     /// Slices grow with the state, so that a walk ends within about half a minute up to 48 GiB: snapshots, backups and the log that
-    /// cannot be compacted wait for it.
+    /// cannot be compacted wait for it. `slots`: what is visited, which after a peak may be far more than what is in use.
     #[must_use]
-    pub fn of_state(state_bytes: u64) -> DigestSlice {
-        let share = usize::try_from(state_bytes / SLICES).unwrap_or(usize::MAX).min(SLICE_BYTES_MAX);
-        DigestSlice { slots: (share / SLOT_BYTES).max(SLICE_SLOTS_MIN), bytes: share.max(SLICE_BYTES_MIN) }
+    pub fn of_state(state_bytes: u64, slots: u64) -> DigestSlice {
+        let share = |of: u64| usize::try_from(of / SLICES).unwrap_or(usize::MAX);
+        let bytes = share(state_bytes).min(SLICE_BYTES_MAX);
+        DigestSlice {
+            slots: (bytes / SLOT_BYTES).max(share(slots) + 1).max(SLICE_SLOTS_MIN),
+            bytes: bytes.max(SLICE_BYTES_MIN),
+        }
     }
 }
 
 impl Default for DigestSlice {
     fn default() -> DigestSlice {
-        DigestSlice::of_state(0)
+        DigestSlice::of_state(0, 0)
     }
 }
 
@@ -94,6 +98,24 @@ impl Machine {
         true
     }
 
+    /// How much of the state as it is now is hashed at once.
+    #[must_use]
+    pub fn digest_slice(&self) -> DigestSlice {
+        DigestSlice::of_state(self.memory_used_bytes(), self.slots_visited())
+    }
+
+    /// Empty ones too.
+    fn slots_visited(&self) -> u64 {
+        let ends = [
+            self.locks.end(),
+            self.queue_entries.end(),
+            self.waiters.end(),
+            self.sessions.end(),
+            self.holders.end(),
+        ];
+        ends.into_iter().map(u64::from).sum()
+    }
+
     /// The next slice. The digest, when it was the last.
     pub fn digest_step(&mut self, slice: DigestSlice) -> Option<u64> {
         let mut progress = self.snapshot.take()?;
@@ -123,11 +145,13 @@ impl Machine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::{Applied, Command, Limits};
+    use crate::types::Stamp;
 
     #[test]
     fn slices_grow_with_the_state_between_their_bounds() {
         let of = |state_bytes| {
-            let DigestSlice { slots, bytes } = DigestSlice::of_state(state_bytes);
+            let DigestSlice { slots, bytes } = DigestSlice::of_state(state_bytes, 0);
             (slots, bytes)
         };
         let (small, large) = ((1_024, 256 << 10), (65_536, 8 << 20));
@@ -147,10 +171,39 @@ mod tests {
     fn a_walk_has_a_bounded_number_of_slices() {
         for gib in 0..=46 {
             let state_bytes: u64 = gib << 30;
-            let slice = DigestSlice::of_state(state_bytes);
+            let slice = DigestSlice::of_state(state_bytes, 0);
             let slices = |each: usize, most: usize| (state_bytes / each as u64).div_ceil(most as u64);
             assert!(slices(1, slice.bytes) <= SLICES + 1, "{gib} GiB of large records");
             assert!(slices(SLOT_BYTES, slice.slots) <= SLICES + 8, "{gib} GiB of small records");
         }
+        for slots in [0, 1, 6_143_999, 6_144_000, 8_000_000, 5 << 24] {
+            let slice = DigestSlice::of_state(0, slots);
+            assert!(slots.div_ceil(slice.slots as u64) <= SLICES, "{slots} slots, most of them empty");
+        }
+    }
+
+    /// After a peak one record is left in each chunk: all of them are visited.
+    #[test]
+    fn empty_slots_count_as_visited() {
+        let limits = Limits { idle_max: 10, ..Limits::default() };
+        let mut machine = Machine { limits, ..Machine::new() };
+        let mut take = |count: u64, ttl_ms: u64, logical_ms: u64| {
+            let stamp = Stamp { term: 1, logical_ms, wall_us: 1_000 * logical_ms };
+            for n in 0..count {
+                let name = format!("{ttl_ms}-{n}");
+                let (resource, owner) = (name.as_bytes(), b"o".as_slice());
+                let command = Command::Acquire { db: 0, resource, owner, ttl_ms, wait_ms: 0, session: None };
+                machine.apply(stamp, None, command, &mut Applied::default());
+            }
+            (machine.locks.len(), machine.slots_visited())
+        };
+        assert_eq!(take(3_000, 10, 1), (3_000, 3_000));
+        let mut left = 3_000;
+        for at_ms in 0..100 {
+            let visited;
+            (left, visited) = take(1, 1_000, 1_000_000 + 10_000 * at_ms);
+            assert_eq!(visited, 3_000);
+        }
+        assert!(left < 20, "{left} left");
     }
 }

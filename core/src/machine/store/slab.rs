@@ -72,6 +72,11 @@ impl<T> Slab<T> {
 }
 
 impl<T: Image> Slab<T> {
+    /// No slot at or above it is in use.
+    pub(crate) fn end(&self) -> u32 {
+        self.free.end
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.len
     }

@@ -26,8 +26,6 @@ use redfence_core::machine::digest::{
 use redfence_core::machine::Command;
 use std::collections::VecDeque;
 
-/// The pause between two slices of a full digest ([`DigestSlice`]). Those of a small state take a few hundredths of the thread's time.
-const SLICE_EVERY_MS: u64 = 5;
 /// A full digest is also asked for after so many entries.
 const FULL_ENTRIES: u64 = 1_000_000;
 /// Own values that wait to be compared.
@@ -37,8 +35,11 @@ const OWN_VALUES_MAX: usize = 24;
 const UNDECIDED_MS_MAX: u64 = 1_000;
 /// A voter may be so many times slower than this node.
 const SLOW_WALK: u64 = 4;
-/// And yet nobody waits longer for it than this.
+/// And yet nobody waits longer for it than this, while voters differ.
 const SLOW_WALK_MS_MAX: u64 = 30_000;
+/// Nor between two full digests of one snapshot. Far longer than any walk: who asks again while another node still walks is alone, and
+/// then alone again when that one asks.
+const WALK_AGAIN_MS_MAX: u64 = 600_000;
 /// A full digest that a snapshot waits for is asked for again after this part of the time between two, and that of a slow walk.
 const FULL_AGAIN_PART: u64 = 30;
 /// A follower waits for another part of it first.
@@ -104,6 +105,11 @@ impl OwnDigests {
     /// How long a full digest may take on a node that is slower than this one.
     fn slow_walk_ms(&self) -> u64 {
         self.walk_took_ms.saturating_mul(SLOW_WALK).min(SLOW_WALK_MS_MAX)
+    }
+
+    /// After which all nodes should be done with one, and free for the next.
+    fn walk_again_ms(&self) -> u64 {
+        self.walk_took_ms.saturating_mul(SLOW_WALK).min(WALK_AGAIN_MS_MAX)
     }
 
     /// The index at which this node was found to differ.
@@ -190,7 +196,7 @@ impl Node {
             let now_ms = self.now.monotonic_ms();
             self.digests.walk = Some((point.index, now_ms));
             self.digests.walk_began_ms = now_ms;
-            self.digests.slice = DigestSlice::of_state(self.machine.memory_used_bytes());
+            self.digests.slice = self.machine.digest_slice();
         }
     }
 
@@ -319,7 +325,7 @@ impl Node {
                 // The others may have agreed meanwhile.
                 self.compare_digests();
             }
-            None => self.digests.walk = Some((index, now_ms + SLICE_EVERY_MS)),
+            None => self.digests.walk = Some((index, now_ms + self.config.digest_slice_ms)),
         }
     }
 
@@ -361,7 +367,7 @@ impl Node {
     /// When one that is under way should have been agreed on.
     fn full_again_ms(&self) -> u64 {
         let part_ms = self.config.checkpoint_ms / FULL_AGAIN_PART;
-        self.now.monotonic_ms() + part_ms + self.digests.slow_walk_ms()
+        self.now.monotonic_ms() + part_ms + self.digests.walk_again_ms()
     }
 
     /// Asks for the full digest that a snapshot of this node waits for. Again, where too many nodes sat a round out.

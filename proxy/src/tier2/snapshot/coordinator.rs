@@ -224,7 +224,12 @@ impl Node {
                 return;
             }
             let is_late = |receiving: &IncomingSnapshot| receiving.is_newer_than(from, chunk);
-            if chunk.message.is_none() || self.snapshots.receiving.as_ref().is_some_and(is_late) {
+            let is_late = self.snapshots.receiving.as_ref().is_some_and(is_late);
+            // raft ignores one of an earlier term, which must not take the place of what the leader of this one sends.
+            let term =
+                self.snapshots.receiving.as_ref().map_or(0, IncomingSnapshot::term).max(self.raw.raft.term);
+            let is_outdated = chunk.message.as_ref().is_some_and(|message| message.term < term);
+            if chunk.message.is_none() || is_late || is_outdated {
                 // A chunk of an unknown or dropped transfer: its sender must start over.
                 self.acknowledge(from, chunk.transfer, TransferState::Failed);
                 return;

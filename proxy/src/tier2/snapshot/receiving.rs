@@ -110,6 +110,10 @@ impl IncomingSnapshot {
         self.from
     }
 
+    pub(crate) fn term(&self) -> u64 {
+        self.message.term
+    }
+
     /// Everything has come, and is being stored.
     pub(crate) fn is_complete(&self) -> bool {
         self.restorer.is_none()
@@ -117,7 +121,7 @@ impl IncomingSnapshot {
 
     /// Whether a chunk opens a transfer of a later term: raft ignores a snapshot of an earlier one.
     pub(crate) fn is_outdated_by(&self, chunk: &SnapshotChunk) -> bool {
-        chunk.message.as_ref().is_some_and(|message| message.term > self.message.term)
+        chunk.message.as_ref().is_some_and(|message| message.term > self.term())
     }
 
     /// Takes a chunk if it is the next one. An error ends the transfer.

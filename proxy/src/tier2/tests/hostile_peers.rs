@@ -247,6 +247,30 @@ fn a_complete_snapshot_is_installed_though_a_newer_one_comes() {
     assert!(victim.snapshot_ops.iter().any(is_dropped));
 }
 
+/// The first piece of what an earlier leader sent comes late, of the very same snapshot: what came of the new one's stays.
+#[test]
+fn a_snapshot_of_an_earlier_term_takes_nothing_over() {
+    for is_whole in [true, false] {
+        let mut victim = Victim::start(4);
+        let (meta, bytes) = snapshot_of(50);
+        for (from, term, transfer) in [(2, 6, 50), (3, 5, 51)] {
+            let bytes = if is_whole { bytes.clone() } else { bytes.slice(..bytes.len() / 2) };
+            let mut chunk =
+                SnapshotChunk { bytes, transfer, ..snapshot_chunk(&meta, MessageType::MsgSnapshot) };
+            let message = chunk.message.as_mut().expect("it is the first");
+            (message.from, message.term) = (from, term);
+            victim.hear(from, PeerMessage::SnapshotChunk(chunk));
+        }
+        let acks = victim.sent.iter().filter_map(|(to, message)| match message {
+            PeerMessage::SnapshotAck(ack) => Some((*to, ack.transfer, ack.state)),
+            _ => None,
+        });
+        let wanted = [(2, 50, TransferState::InProgress), (3, 51, TransferState::Failed)];
+        assert_eq!(acks.collect::<Vec<_>>(), wanted, "whole: {is_whole}");
+        assert!(!victim.snapshot_ops.iter().any(|op| matches!(op, SnapshotOp::Discard(_))));
+    }
+}
+
 fn snapshot_chunk(meta: &SnapshotMeta, kind: MessageType) -> SnapshotChunk {
     let mut message = raft_message(kind, 2, 5);
     message.mut_snapshot().data = encode_meta(meta);
