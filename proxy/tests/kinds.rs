@@ -652,6 +652,64 @@ fn who_asks_during_an_outage_is_told_to_doubt() {
     assert_eq!(told, format!(">(\"lock-suspect\", \"x\", {fence}, \"no_quorum\", nil)"));
 }
 
+/// What the connection itself has released, or converted under another fence, it does not lose, whichever way.
+#[test]
+fn what_was_released_is_not_doubted() {
+    let nodes = start_cluster(3, &[]);
+    nodes.iter().for_each(runs_version_2);
+    let mut client = notified(&nodes[0]);
+    for name in ["a", "b", "c", "d"] {
+        // The end is not seen yet where `OFF` is carried out.
+        let fence = grant(&mut client, &format!("LOCK.ACQUIRE {name} 60000"));
+        let release = format!("LOCK.RELEASE {name} {fence}");
+        assert_eq!(client.pipeline(&[&release, "LOCK.NOTIFY OFF"]), ["(1, \"ok\")", "OK"]);
+        assert_eq!(client.ask(&words("LOCK.NOTIFY ON")), "OK");
+    }
+    assert_eq!(client.ask(&words("LOCK.NOTIFY OFF")), "OK");
+    let [first, second] = ["m", "n"].map(|name| grant(&mut client, &format!("LOCK.ACQUIRE {name} 60000")));
+    let release = format!("LOCK.MRELEASE 2 m {first} n {second}");
+    let answers = client.ask_all(&["MULTI", &release, "EXEC"]);
+    assert_eq!(answers[2], "(((1, \"ok\"), (1, \"ok\")))");
+    let shared = grant(&mut client, "LOCK.ACQUIRE s 60000 SHARED");
+    let exclusive = grant(&mut client, &format!("LOCK.CONVERT s {shared} EXCLUSIVE"));
+    assert_eq!(client.ask(&["LOCK.RELEASE", "s", &exclusive.to_string()]), "(1, \"ok\")");
+    let held = grant(&mut client, "LOCK.ACQUIRE x 60000");
+
+    nodes[1..].iter().for_each(|node| node.process.signal("STOP"));
+    let mut other = nodes[0].connect();
+    await_that("it knows that it is cut off", || {
+        other.ask(&words("LOCK.CLUSTER INFO")).contains("\"quorum\", 0")
+    });
+    assert_eq!(client.ask(&words("LOCK.NOTIFY ON")), "OK");
+    let told = client.receive();
+    let is_all = client.hears_nothing_for(QUIET);
+    nodes[1..].iter().for_each(|node| node.process.signal("CONT"));
+    assert_eq!(told, format!(">(\"lock-suspect\", \"x\", {held}, \"no_quorum\", nil)"));
+    assert!(is_all);
+}
+
+/// What waits for the answers of one client is bounded, whether it reads them or not.
+#[test]
+fn a_transaction_asks_for_so_many_locks_at_most_while_it_is_told_of_losses() {
+    let node = node();
+    let mut client = notified(&node);
+    let all: Vec<String> = (0..16_385).map(|n| format!("n{n}")).collect();
+    let names: Vec<&str> = all.iter().map(String::as_str).collect();
+    let mut ask = |names: &[&str]| {
+        client.ask(&["MULTI"]);
+        for names in names.chunks(256) {
+            let head = ["LOCK.MACQUIRE".to_owned(), names.len().to_string()];
+            let words: Vec<&str> =
+                head.iter().map(String::as_str).chain(names.iter().copied()).chain(["60000"]).collect();
+            assert_eq!(client.ask(&words), "QUEUED");
+        }
+        client.ask(&["EXEC"])
+    };
+    assert_eq!(ask(&names), "-ERR with LOCK.NOTIFY ON a transaction asks for 16384 locks at most");
+    assert!(ask(&names[1..]).starts_with("((("), "at the limit");
+    assert_eq!(client.ask(&["LOCK.NOTIFY", "OFF"]), "OK");
+}
+
 /// A node that is cut off: doubt comes by the lease that counts now, be it renewed or the session's, and RESP2 clients hear of it.
 #[test]
 fn locks_are_doubted_by_the_lease_they_have() {

@@ -40,6 +40,8 @@ const SESSIONS_PER_CLIENT_MAX: usize = 64;
 /// As many as it may hold: all may end at once.
 const UNREAD_MAX: usize = GRANTS_PER_CLIENT_MAX;
 const ENDS_PER_ATTEMPT_MAX: usize = 1_024;
+/// What an attempt takes for each name, its places in two tables.
+pub const ATTEMPT_BYTES: usize = 384;
 /// What a notice takes besides the name.
 const NOTICE_BYTES: usize = 96;
 
@@ -186,9 +188,10 @@ impl LossWatch {
     }
 
     /// Answers the grants that the client was told of and that have not ended, as far as is known. Oldest first: fences rise with time.
-    pub fn stop(&self, client: u64) -> Vec<ToldGrant> {
+    /// `None`: it has missed something, and its connection must end.
+    pub fn stop(&self, client: u64) -> Option<Vec<ToldGrant>> {
         let mut table = self.table();
-        let Some(record) = table.remove(client) else { return Vec::new() };
+        let record = table.remove(client)?;
         self.left(1);
         let told = |(key, grant): (GrantKey, NotedGrant)| ToldGrant {
             key,
@@ -199,7 +202,7 @@ impl LossWatch {
         let mut grants: Vec<_> =
             record.grants.into_iter().filter(|(_, grant)| !grant.is_gone).map(told).collect();
         grants.sort_unstable_by_key(|grant| grant.key.fence);
-        grants
+        Some(grants)
     }
 
     fn left(&self, clients: usize) {
@@ -308,6 +311,12 @@ impl LossWatch {
         self.table().renewed(key, lease_ms);
     }
 
+    /// A client has released a grant, or converted it under another fence. The feed says so too, perhaps later, or never where events
+    /// are missed.
+    pub fn released(&self, key: &GrantKey) {
+        self.table().end(key);
+    }
+
     /// A grant has ended, lost or released.
     pub fn ended(&self, loss: &Loss) {
         let mut table = self.table();
@@ -331,6 +340,12 @@ impl LossWatch {
         std::mem::take(&mut self.table().to_look_up).into_iter().collect()
     }
 
+    /// Read before the state is asked: an answer says nothing of what was missed after the question.
+    #[must_use]
+    pub fn misses(&self) -> u64 {
+        self.table().misses
+    }
+
     /// The state could not be read: the grant is to be looked up again.
     pub fn not_found(&self, key: GrantKey) {
         let mut table = self.table();
@@ -339,9 +354,13 @@ impl LossWatch {
         }
     }
 
-    /// What the state says of a grant.
-    pub fn found(&self, key: GrantKey, state: GrantState) {
+    /// What the state says of a grant. `misses`: [`LossWatch::misses`] when it was asked.
+    pub fn found(&self, key: GrantKey, state: GrantState, misses: u64) {
         let mut table = self.table();
+        if table.misses != misses {
+            // All of them are to be looked up again.
+            return;
+        }
         match state {
             GrantState::Held { lease_ms, .. } => table.change_each(&key, |grant| {
                 grant.lease_ms = lease_ms;

@@ -20,6 +20,8 @@ pub use hub::{
     is_about_locks, steps_max, Hub, PatternLimit, PubSubMessage, Publication, ReceiverCount,
     SubscriberDelivery, SubscriberInbox, SubscriptionKind, INVALIDATE_CHANNEL, PATTERN_STEPS_PER_CLIENT_MAX,
 };
-pub use losses::{Attempt, AttemptBy, GrantKey, LossInbox, LossNotice, LossWatch, NoticeKind, ToldGrant};
+pub use losses::{
+    Attempt, AttemptBy, GrantKey, LossInbox, LossNotice, LossWatch, NoticeKind, ToldGrant, ATTEMPT_BYTES,
+};
 pub use publish_feed::{publish, publish_feed, Turn};
 pub use tracking::{Invalidation, InvalidationInbox, Tracker, TrackingTerms};

@@ -113,6 +113,8 @@ impl CommandContext {
             }
         }
         let (muted, began_us) = (self.client.is_muted(), self.read_us);
+        let kept_bytes = if_abandoned.bytes();
+        self.replies.kept_bytes += kept_bytes;
         self.replies.awaited.push_back(AwaitedReply::Call(AwaitedCall {
             source,
             command: self.command,
@@ -122,11 +124,23 @@ impl CommandContext {
             began_us,
             if_abandoned,
             after_reply: AfterReply::Nothing,
+            kept_bytes,
             audit: None,
             admin_acts: None,
             withdraw: None,
             unblocked: None,
         }));
+    }
+
+    /// What is to be done with the answer to the call that was just begun.
+    pub(in crate::server) fn then(&mut self, then: AfterReply) {
+        let Some(AwaitedReply::Call(call)) = self.replies.awaited.back_mut() else {
+            unreachable!("the call was just begun")
+        };
+        let bytes = then.bytes();
+        call.kept_bytes += bytes;
+        call.after_reply = then;
+        self.replies.kept_bytes += bytes;
     }
 
     /// Brings up to date what `CLIENT LIST` shows of this client.

@@ -17,6 +17,7 @@ use std::time::Duration;
 const PERIOD: Duration = Duration::from_millis(25);
 /// Grants that are asked for at a time.
 const LOOK_UPS_MAX: usize = 256;
+
 /// Starts the tasks. They end with the server. Several of them: while the state cannot be read, there is the more to doubt.
 pub fn start(server: &Arc<ServerState>, election_timeout_ms: u64) {
     let weak = Arc::downgrade(server);
@@ -115,10 +116,11 @@ async fn look_up(server: &ServerState) {
             let GrantKey { db, resource, fence } = key.clone();
             server.tier2.query(OwnedQuery::GrantByFence { db, resource, fence })
         };
+        let misses = server.losses.misses();
         let asked: Vec<_> = keys.iter().map(|key| (key.clone(), ask(key))).collect();
         for (key, pending) in asked {
             match GrantState::read(&pending.await) {
-                Some(state) => server.losses.found(key, state),
+                Some(state) => server.losses.found(key, state, misses),
                 None => server.losses.not_found(key),
             }
         }

@@ -175,6 +175,8 @@ pub(super) struct LossTable {
     pub(super) to_look_up: HashSet<GrantKey>,
     /// To be removed.
     pub(super) overflowed: Vec<u64>,
+    /// How often ends were missed.
+    pub(super) misses: u64,
     /// Nobody has to doubt anything while the leader is out of reach for less than this.
     pub(super) trusted_for_ms: u64,
 }
@@ -426,6 +428,7 @@ impl LossTable {
 
     pub(super) fn missed(&mut self) {
         self.trusted_for_ms = 0;
+        self.misses += 1;
         for client in self.clients.values_mut() {
             client.asking.values_mut().for_each(|asked| asked.missed = true);
             client.told_by_look.clear();

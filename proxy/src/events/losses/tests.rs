@@ -14,6 +14,10 @@ fn told(fence: u64, lease_ms: u64) -> ToldGrant {
     ToldGrant { key: key(fence), lease_ms, in_session: false, user: UserTag::DEFAULT }
 }
 
+fn found(watch: &LossWatch, key: GrantKey, state: GrantState) {
+    watch.found(key, state, watch.misses());
+}
+
 fn attempt(by: AttemptBy) -> Attempt {
     Attempt { db: 0, resource: Bytes::from_static(b"r"), by }
 }
@@ -204,7 +208,7 @@ fn doubt_is_told_once_an_outage_at_half_of_the_lease() {
     notices(&mut inbox);
     watch.trust();
     watch.renewed(&key(5), 1_000);
-    watch.found(key(6), GrantState::Held { fence: Fence(6), lease_ms: 40 });
+    found(&watch, key(6), GrantState::Held { fence: Fence(6), lease_ms: 40 });
     watch.suspect(100);
     assert_eq!(notices(&mut inbox), [(NoticeKind::Suspect, 6, "no_quorum")]);
     watch.suspect(500);
@@ -224,19 +228,19 @@ fn what_was_missed_is_looked_up() {
     watch.not_found(key(5));
     assert_eq!(watch.take_to_look_up(), [key(5)], "once more");
     let expired = GrantState::Ended { reason: Reason::Expired, successor: Some(Fence(6)) };
-    watch.found(key(5), expired);
-    watch.found(key(5), expired);
+    found(&watch, key(5), expired);
+    found(&watch, key(5), expired);
     assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 5, "expired")]);
     // Its end may be among those that were missed.
     watch.granted(1, &by_owner(), told(7, 100));
     watch.answered(1, &by_owner());
     assert_eq!(watch.take_to_look_up(), [key(7)]);
-    watch.found(key(7), GrantState::Ended { reason: Reason::AlreadyReleased, successor: None });
+    found(&watch, key(7), GrantState::Ended { reason: Reason::AlreadyReleased, successor: None });
     assert_eq!(notices(&mut inbox), [], "a release is no loss");
     assert!(watch.is_idle());
     grant(&watch, 8, 100);
     watch.missed();
-    watch.found(key(8), GrantState::Deleted { successor: None });
+    found(&watch, key(8), GrantState::Deleted { successor: None });
     assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 8, "deleted")]);
     assert!(watch.is_idle());
 }
@@ -252,9 +256,9 @@ fn what_was_told_before_is_watched_too() {
     asked.sort_by_key(|key| key.fence);
     assert_eq!(asked, [key(5), key(6), key(7)]);
     let expired = GrantState::Ended { reason: Reason::Expired, successor: None };
-    watch.found(key(5), expired);
-    watch.found(key(6), GrantState::Held { fence: Fence(6), lease_ms: 100 });
-    watch.found(key(7), expired);
+    found(&watch, key(5), expired);
+    found(&watch, key(6), GrantState::Held { fence: Fence(6), lease_ms: 100 });
+    found(&watch, key(7), expired);
     assert_eq!(notices(&mut inbox), [], "long gone");
     watch.ended(&loss(6, Some(LossCause::Forced), None));
     // The state was ahead of the feed.
@@ -263,8 +267,12 @@ fn what_was_told_before_is_watched_too() {
     for fence in [9, 8, 10] {
         watch.knows(1, told(fence, 100), false);
     }
-    watch.found(key(8), GrantState::Held { fence: Fence(8), lease_ms: 200 });
-    assert_eq!(watch.stop(1), [told(8, 200), told(9, 100), told(10, 100)], "without 5, which is no more");
+    found(&watch, key(8), GrantState::Held { fence: Fence(8), lease_ms: 200 });
+    assert_eq!(
+        watch.stop(1).unwrap(),
+        [told(8, 200), told(9, 100), told(10, 100)],
+        "without 5, which is no more"
+    );
 }
 
 /// The client is watched from a time on at which the node is cut off: nobody can look whether what it holds stands.
@@ -275,7 +283,7 @@ fn what_was_told_before_an_outage_is_doubted() {
     watch.knows(1, told(6, 0), false);
     watch.knows(1, told(7, 100), false);
     watch.knows(1, told(8, 100), true);
-    watch.found(key(7), GrantState::Ended { reason: Reason::Expired, successor: None });
+    found(&watch, key(7), GrantState::Ended { reason: Reason::Expired, successor: None });
     watch.suspect(49);
     assert_eq!(notices(&mut inbox), [(NoticeKind::Suspect, 6, "no_quorum")], "its session decides");
     watch.suspect(50);
@@ -284,7 +292,7 @@ fn what_was_told_before_an_outage_is_doubted() {
     // The node comes back by a snapshot: what it could not look up before may have ended since.
     watch.missed();
     for fence in [5, 7] {
-        watch.found(key(fence), GrantState::Ended { reason: Reason::Expired, successor: None });
+        found(&watch, key(fence), GrantState::Ended { reason: Reason::Expired, successor: None });
     }
     assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 5, "expired")]);
 }
@@ -296,7 +304,7 @@ fn what_is_over_and_stands_is_watched() {
     watch.knows(1, told(5, 100), true);
     watch.suspect(50);
     assert_eq!(notices(&mut inbox), [], "most likely it had ended before");
-    watch.found(key(5), GrantState::Held { fence: Fence(5), lease_ms: 100 });
+    found(&watch, key(5), GrantState::Held { fence: Fence(5), lease_ms: 100 });
     watch.suspect(50);
     watch.ended(&loss(5, Some(LossCause::Expired), None));
     let heard = [(NoticeKind::Suspect, 5, "no_quorum"), (NoticeKind::Lost, 5, "expired")];
@@ -309,7 +317,7 @@ fn what_is_over_and_may_have_ended_since_is_told() {
     let (watch, mut inbox, _memory) = watch();
     watch.knows(1, told(5, 100), true);
     watch.missed();
-    watch.found(key(5), GrantState::Ended { reason: Reason::Expired, successor: None });
+    found(&watch, key(5), GrantState::Ended { reason: Reason::Expired, successor: None });
     assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 5, "expired")]);
 }
 
@@ -389,7 +397,7 @@ fn a_look_at_a_grant_does_not_tell_its_end() {
     let (watch, mut inbox, _memory) = watch();
     grant(&watch, 5, 0);
     assert_eq!(watch.take_to_look_up(), [key(5)]);
-    watch.found(key(5), GrantState::Ended { reason: Reason::Expired, successor: None });
+    found(&watch, key(5), GrantState::Ended { reason: Reason::Expired, successor: None });
     assert_eq!(notices(&mut inbox), []);
     watch.ended(&loss(5, Some(LossCause::SessionEnded), None));
     assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 5, "session_ended")]);
@@ -424,7 +432,7 @@ fn a_renewal_is_believed_to_last_longer_when_the_state_says_so() {
     watch.suspect(50);
     assert_eq!(notices(&mut inbox), [(NoticeKind::Suspect, 5, "no_quorum")]);
     watch.trust();
-    watch.found(key(5), GrantState::Held { fence: Fence(5), lease_ms: 200 });
+    found(&watch, key(5), GrantState::Held { fence: Fence(5), lease_ms: 200 });
     watch.renewed(&key(5), 200);
     assert!(watch.take_to_look_up().is_empty(), "no longer than before");
     assert!(watch.suspect(99).is_empty());
@@ -449,7 +457,7 @@ fn a_retry_that_names_no_session_keeps_the_one_there_is() {
     assert_eq!(watch.take_to_look_up(), [key(5)]);
     assert_eq!(watch.suspect(50).len(), 1, "by the session's time until it was looked at");
     watch.trust();
-    watch.found(key(5), GrantState::Held { fence: Fence(5), lease_ms: 200 });
+    found(&watch, key(5), GrantState::Held { fence: Fence(5), lease_ms: 200 });
     watch.renewed(&key(5), 60_000);
     assert_eq!(watch.suspect(100).len(), 1);
 }
@@ -461,7 +469,7 @@ fn a_grant_that_is_told_again_is_lost_again() {
     grant(&watch, 5, 100);
     watch.missed();
     watch.asks(1, by_owner());
-    watch.found(key(5), GrantState::Ended { reason: Reason::Expired, successor: None });
+    found(&watch, key(5), GrantState::Ended { reason: Reason::Expired, successor: None });
     watch.granted(1, &by_owner(), told(5, 100));
     watch.answered(1, &by_owner());
     watch.ended(&loss(5, Some(LossCause::Expired), None));
@@ -526,7 +534,7 @@ fn noted_grants_are_held_for_the_client() {
     let held = memory.total_bytes();
     assert!((100 * 200..100 * 400).contains(&held), "{held}");
     watch.ended(&loss(1, None, None));
-    watch.found(key(2), GrantState::Ended { reason: Reason::AlreadyReleased, successor: None });
+    found(&watch, key(2), GrantState::Ended { reason: Reason::AlreadyReleased, successor: None });
     assert_eq!(memory.total_bytes(), held / 100 * 98);
     watch.stop(1);
     assert_eq!(memory.total_bytes(), 0);
@@ -539,9 +547,38 @@ fn what_a_look_has_told_the_feed_does_not_tell_again() {
     grant(&watch, 5, 100);
     watch.missed();
     assert!(watch.watch_session(1, SessionId(9), UserTag::DEFAULT));
-    watch.found(key(5), GrantState::Ended { reason: Reason::Expired, successor: None });
+    found(&watch, key(5), GrantState::Ended { reason: Reason::Expired, successor: None });
     watch.ended(&loss(5, Some(LossCause::SessionEnded), Some(9)));
     watch.ended(&loss(6, Some(LossCause::SessionEnded), Some(9)));
     let heard = [(NoticeKind::Lost, 5, "expired"), (NoticeKind::Lost, 6, "session_ended")];
     assert_eq!(notices(&mut inbox), heard);
+}
+
+/// What the state says is older than what was missed since: it must be asked again, or the end is never told.
+#[test]
+fn an_answer_from_before_ends_were_missed_counts_for_nothing() {
+    let (watch, mut inbox, _memory) = watch();
+    grant(&watch, 5, 100);
+    watch.missed();
+    let misses = watch.misses();
+    assert_eq!(watch.take_to_look_up(), [key(5)]);
+    watch.missed();
+    watch.found(key(5), GrantState::Held { fence: Fence(5), lease_ms: 100 }, misses);
+    assert_eq!(watch.take_to_look_up(), [key(5)], "again");
+    found(&watch, key(5), GrantState::Ended { reason: Reason::Expired, successor: None });
+    assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 5, "expired")]);
+}
+
+/// The feed may say so later, or never.
+#[test]
+fn what_the_client_has_released_is_not_lost_though_ends_are_missed() {
+    let (watch, mut inbox, _memory) = watch();
+    grant(&watch, 5, 100);
+    watch.released(&key(5));
+    watch.missed();
+    assert!(watch.take_to_look_up().is_empty());
+    found(&watch, key(5), GrantState::Ended { reason: Reason::NotOwner, successor: Some(Fence(9)) });
+    assert_eq!(notices(&mut inbox), []);
+    assert_eq!(watch.stop(1), Some(Vec::new()));
+    assert_eq!(watch.stop(1), None, "it is gone");
 }

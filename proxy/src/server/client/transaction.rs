@@ -14,6 +14,7 @@ use redfence_core::machine::{put_user, Command, Watched, Words};
 use redfence_core::reply::{Refusal, Reply};
 use redfence_core::script::AS_USER;
 use redfence_core::types::{Fence, Member, SessionId, UserTag};
+use smallvec::{smallvec, SmallVec};
 
 /// Commands in one transaction of the keyspace. One more is refused, and `EXEC` will discard them all.
 pub const COMMANDS_MAX: usize = 1024;
@@ -232,21 +233,26 @@ impl Transaction {
 fn lock_step<'a>(request: &Request<'a>) -> Option<(Vec<&'a [u8]>, LockStep)> {
     if let Request::Acquire(acquire) = request {
         let is_nameless = acquire.options.owner.is_none();
-        return Some((vec![acquire.resource], LockStep::Grants { is_nameless, converts: false }));
+        return Some((vec![acquire.resource], LockStep::Grants { is_nameless, converts: None }));
     }
     if let Request::MAcquire(acquire) = request {
         let is_nameless = acquire.options.owner.is_none();
-        return Some((acquire.resources.to_vec(), LockStep::Grants { is_nameless, converts: false }));
+        return Some((acquire.resources.to_vec(), LockStep::Grants { is_nameless, converts: None }));
     }
     if let Request::Convert(convert) = request {
         // Whoever converts knows a fence to ask with again.
-        return Some((vec![convert.resource], LockStep::Grants { is_nameless: false, converts: true }));
+        let step = LockStep::Grants { is_nameless: false, converts: Some(convert.fence) };
+        return Some((vec![convert.resource], step));
     }
     if let Request::Renew(renew) = request {
         return Some((vec![renew.resource], LockStep::Renews(renew.fence)));
     }
     if let Request::Release(release) = request {
-        return Some((vec![release.resource], LockStep::Releases(release.fence)));
+        return Some((vec![release.resource], LockStep::Releases(smallvec![release.fence])));
+    }
+    if let Request::MRelease(release) = request {
+        let (names, fences) = release.pairs.iter().copied().unzip();
+        return Some((names, LockStep::Releases(fences)));
     }
     None
 }
@@ -263,16 +269,17 @@ pub struct LockInTransaction {
     pub session: Option<SessionId>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LockStep {
     /// Nameless: its owner is made up by the machine, and nobody can ask again.
     Grants {
         is_nameless: bool,
-        /// Goes on with the session of a hold that there is.
-        converts: bool,
+        /// The fence of the hold that it takes the place of, whose session it goes on with.
+        converts: Option<Fence>,
     },
     Renews(Fence),
-    Releases(Fence),
+    /// Of each name.
+    Releases(SmallVec<[Fence; 1]>),
 }
 
 impl LockInTransaction {

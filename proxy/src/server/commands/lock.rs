@@ -29,6 +29,7 @@ use redfence_core::machine::version::UpgradeCommand;
 use redfence_core::machine::{put_user, Command, GrantOf, Query};
 use redfence_core::reply::{Refusal, Reply};
 use redfence_core::types::{LockKind, OwnerIdentity, SessionId};
+use smallvec::smallvec;
 use std::cell::RefCell;
 use std::sync::Arc;
 
@@ -178,8 +179,8 @@ impl CommandContext {
                 if grants || matches!(command, Command::Convert { .. }) {
                     after_reply = self.after_grant(&command, &blob);
                 } else {
-                    if let Some(count) = self.note_release(&command) {
-                        after_reply = AfterReply::Released { count };
+                    if let Some(releases) = self.after_release(&command) {
+                        after_reply = releases;
                     }
                     if let Some(key) = self.renews(&command) {
                         after_reply = AfterReply::Renewed(key);
@@ -209,8 +210,8 @@ impl CommandContext {
         self.await_call(in_flight, source, waits, if_abandoned);
         if let Some(AwaitedReply::Call(call)) = self.replies.awaited.back_mut() {
             call.is_routed = is_routed;
-            call.after_reply = after_reply;
         }
+        self.then(after_reply);
         Progress::Done
     }
 
@@ -218,24 +219,36 @@ impl CommandContext {
     fn after_grant(&mut self, command: &Command<'_>, blob: &Bytes) -> AfterReply {
         let user = self.client.user.tag;
         if self.client.losses.is_some() {
-            AskedLocks::read(blob).iter().for_each(|asked| self.note_asked(asked));
-            return AfterReply::Granted { blob: blob.clone(), user };
+            let asked = AskedLocks::read(blob);
+            let attempts = asked.as_ref().map_or(0, |asked| self.note_asked(asked));
+            return AfterReply::Granted { blob: blob.clone(), attempts, user };
         }
         if let Command::Acquire { db, resource, session, .. }
         | Command::AcquireWith { db, resource, session, .. } = command
         {
             self.replies.asked_names.push(resource);
-            return AfterReply::GrantedOne { db: *db, in_session: session.is_some(), user };
+            return AfterReply::GrantedOne { db: *db, in_session: session.is_some(), converts: None, user };
         }
-        if let Command::Convert { db, resource, .. } = command {
+        if let Command::Convert { db, resource, fence, .. } = command {
             self.replies.asked_names.push(resource);
-            return AfterReply::GrantedOne { db: *db, in_session: true, user };
+            return AfterReply::GrantedOne { db: *db, in_session: true, converts: Some(*fence), user };
         }
-        AfterReply::Granted { blob: blob.clone(), user }
+        AfterReply::Granted { blob: blob.clone(), attempts: 0, user }
     }
 
-    /// What the client releases it does not lose. How many grants it knew of that are.
-    fn note_release(&mut self, command: &Command<'_>) -> Option<usize> {
+    /// What the client releases it does not lose.
+    fn after_release(&mut self, command: &Command<'_>) -> Option<AfterReply> {
+        if self.client.losses.is_some() {
+            let key = |db, name: &[u8], fence| GrantKey { db, resource: Bytes::copy_from_slice(name), fence };
+            if let Command::Release { db, resource, fence } = command {
+                return Some(AfterReply::ReleasedWatched(smallvec![key(*db, resource, *fence)]));
+            }
+            if let Command::MRelease { db, pairs } = command {
+                let keys = pairs.iter().map(|(name, fence)| key(*db, name, *fence));
+                return Some(AfterReply::ReleasedWatched(keys.collect()));
+            }
+            return None;
+        }
         let told = &mut self.client.told;
         if told.is_empty() {
             return None;
@@ -247,7 +260,7 @@ impl CommandContext {
         if let Command::MRelease { db, pairs } = command {
             count = pairs.iter().filter(|(name, fence)| told.releases(*db, name, *fence)).count();
         }
-        (count > 0).then_some(count)
+        (count > 0).then_some(AfterReply::Released { count })
     }
 
     /// The grant that a command renews, where anybody wants to know how long it lasts.

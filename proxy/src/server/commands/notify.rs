@@ -6,7 +6,7 @@ use crate::server::client::told_grants::GrantTerms;
 use crate::server::client::transaction::{LockInTransaction, LockStep};
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
-use crate::server::net::in_flight::{AfterReply, AwaitedReply, IfAbandoned, InFlight, NotifyState, Source};
+use crate::server::net::in_flight::{AfterReply, IfAbandoned, InFlight, NotifyState, Source};
 use bytes::Bytes;
 use redfence_core::grammar::convert::ConvertTo;
 use redfence_core::grammar::errors;
@@ -66,14 +66,16 @@ impl CommandContext {
     fn await_notified(&mut self, query: OwnedQuery, after_reply: AfterReply) -> Progress {
         let pending = self.server.tier2.query_for(&self.client.account, query);
         self.await_call(InFlight::Reads, Source::Tier2(pending), false, IfAbandoned::Nothing);
-        if let Some(AwaitedReply::Call(call)) = self.replies.awaited.back_mut() {
-            call.after_reply = after_reply;
-        }
+        self.then(after_reply);
         self.needs_no_routes();
         Progress::Done
     }
 
     fn start_notifying(&mut self) {
+        // One that has missed something stays: with it the connection ends.
+        if self.client.losses.is_some() {
+            return;
+        }
         if let Some(inbox) = self.server.losses.start(&self.client.account) {
             self.client.losses = Some(Box::new(inbox));
             let (client, now_ms) = (self.client.info.id, self.server.now_ms());
@@ -83,9 +85,10 @@ impl CommandContext {
     }
 
     pub(in crate::server) fn stop_notifying(&mut self) {
-        if self.client.losses.take().is_some() {
+        if self.client.losses.is_some() {
+            let Some(told) = self.server.losses.stop(self.client.info.id) else { return };
+            self.client.losses = None;
             let now_ms = self.server.now_ms();
-            let told = self.server.losses.stop(self.client.info.id);
             for ToldGrant { key, lease_ms, in_session, user } in told {
                 // The shorter of its own time and its session's, which is kept alive: no end of its own.
                 let lease_ms = if in_session { 0 } else { lease_ms };
@@ -95,12 +98,13 @@ impl CommandContext {
         }
     }
 
-    /// The client is about to ask for locks: of their loss it hears behind the answer.
-    pub(super) fn note_asked(&self, asked: &AskedLocks) {
-        if self.client.losses.is_some() {
-            let client = self.client.info.id;
-            asked.attempts().for_each(|attempt| self.server.losses.asks(client, attempt));
+    /// The client is about to ask for locks: of their loss it hears behind the answer. How many attempts wait for it.
+    pub(super) fn note_asked(&self, asked: &AskedLocks) -> usize {
+        if self.client.losses.is_none() {
+            return 0;
         }
+        let client = self.client.info.id;
+        asked.attempts().map(|attempt| self.server.losses.asks(client, attempt)).count()
     }
 
     /// The answer to a command that may be granted locks. `granted`: what the client gets to see of it.
@@ -118,11 +122,31 @@ impl CommandContext {
         }
     }
 
+    /// The answer to a release of these.
+    pub(in crate::server) fn note_released(&mut self, keys: &[GrantKey], reply: &Reply) {
+        let replies = match reply {
+            Reply::Array(replies) => &replies[..],
+            one => std::slice::from_ref(one),
+        };
+        for (key, _) in keys.iter().zip(replies).filter(|(_, reply)| **reply == Reply::Released) {
+            self.forget_grant(key);
+        }
+    }
+
+    /// It has ended by the client's will.
+    fn forget_grant(&mut self, key: &GrantKey) {
+        self.client.told.forget(key.db, &key.resource, key.fence);
+        if self.client.losses.is_some() {
+            self.server.losses.released(key);
+        }
+    }
+
     /// The same for one lock that was asked for while nobody listened.
     pub(in crate::server) fn note_answered_one(
         &mut self,
         db: u32,
         in_session: bool,
+        converts: Option<Fence>,
         user: UserTag,
         granted: Option<(&[Fence], u64)>,
     ) {
@@ -130,6 +154,7 @@ impl CommandContext {
         let now_ms = self.server.now_ms();
         self.replies.asked_names.take_first(|name| {
             if let Some((&[fence], lease_ms)) = granted {
+                converts.into_iter().for_each(|before| told.forget(db, name, before));
                 told.add(name, GrantTerms { db, fence, lease_ms, in_session, user }, now_ms);
             }
         });
@@ -139,6 +164,11 @@ impl CommandContext {
     fn note_granted(&mut self, asked: &AskedLocks, user: UserTag, granted: Option<(&[Fence], u64)>) {
         let client = self.client.info.id;
         let (fences, lease_ms) = granted.unwrap_or_default();
+        if let (Some(before), [name], [fence]) = (asked.converts, &asked.names[..], fences) {
+            if before != *fence {
+                self.forget_grant(&GrantKey { db: asked.db, resource: name.clone(), fence: before });
+            }
+        }
         if self.client.losses.is_none() {
             let granted = asked.names.iter().map(Bytes::as_ref).zip(fences);
             return self.remember_granted(asked.db, granted, lease_ms, asked.may_have_session(), user);
@@ -201,7 +231,7 @@ impl CommandContext {
     ) {
         for lock in locks {
             let reply = replies.get(lock.at);
-            match lock.step {
+            match &lock.step {
                 LockStep::Grants { .. } => {
                     let granted = reply.and_then(|reply| lock.granted(reply));
                     let granted = granted.as_ref().map(|(fences, ttl_ms)| (&fences[..], *ttl_ms));
@@ -211,14 +241,19 @@ impl CommandContext {
                 LockStep::Renews(fence) => {
                     let resource = lock.names[0].clone();
                     if let Some(reply) = reply {
-                        self.note_renewed(&GrantKey { db: lock.db, resource, fence }, reply);
+                        self.note_renewed(&GrantKey { db: lock.db, resource, fence: *fence }, reply);
                     }
                 }
                 // One that was not carried out has ended nothing.
-                LockStep::Releases(fence) if reply == Some(&Reply::Released) => {
-                    self.client.told.forget(lock.db, &lock.names[0], fence);
+                LockStep::Releases(fences) => {
+                    let key = |(name, fence): (&Bytes, &Fence)| GrantKey {
+                        db: lock.db,
+                        resource: name.clone(),
+                        fence: *fence,
+                    };
+                    let keys: SmallVec<[GrantKey; 1]> = lock.names.iter().zip(fences).map(key).collect();
+                    reply.into_iter().for_each(|reply| self.note_released(&keys, reply));
                 }
-                LockStep::Releases(_) => {}
             }
         }
     }
@@ -291,8 +326,8 @@ pub(in crate::server) struct AskedLocks {
     names: SmallVec<[Bytes; 1]>,
     by: AttemptBy,
     session: Option<SessionId>,
-    /// Goes on with the session of a hold that there is, which the command does not name.
-    converts: bool,
+    /// The fence of the hold that it takes the place of, whose session it goes on with and does not name.
+    converts: Option<Fence>,
 }
 
 /// The same, within the command as it is logged.
@@ -338,21 +373,24 @@ impl AskedLocks {
         let AskedParts { db, names, by, session } = AskedParts::read(blob)?;
         let part = |name: &[u8]| blob.slice_ref(name);
         let (by, converts) = match by {
-            AskedBy::Owner(owner) => (AttemptBy::Owner(part(owner)), false),
-            AskedBy::Conversion(ConvertTo::Exclusive, _) => (AttemptBy::Conversion, true),
-            AskedBy::Conversion(ConvertTo::Shared, fence) => (AttemptBy::Kept(fence), true),
+            AskedBy::Owner(owner) => (AttemptBy::Owner(part(owner)), None),
+            AskedBy::Conversion(ConvertTo::Exclusive, fence) => (AttemptBy::Conversion, Some(fence)),
+            AskedBy::Conversion(ConvertTo::Shared, fence) => (AttemptBy::Kept(fence), Some(fence)),
         };
         Some(AskedLocks { db, names: names.into_iter().map(part).collect(), by, session, converts })
     }
 
     pub(super) fn in_transaction(lock: &LockInTransaction) -> AskedLocks {
         let names = lock.names.iter().cloned().collect();
-        let converts = matches!(lock.step, LockStep::Grants { converts: true, .. });
+        let converts = match lock.step {
+            LockStep::Grants { converts, .. } => converts,
+            LockStep::Renews(_) | LockStep::Releases(_) => None,
+        };
         AskedLocks { db: lock.db, names, by: AttemptBy::Transaction, session: lock.session, converts }
     }
 
     fn may_have_session(&self) -> bool {
-        self.converts || self.session.is_some()
+        self.converts.is_some() || self.session.is_some()
     }
 
     fn attempts(&self) -> impl Iterator<Item = Attempt> + '_ {

@@ -37,6 +37,20 @@ pub enum AnsweredHere {
     Client(Vec<Bytes>),
 }
 
+impl AnsweredHere {
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match self {
+            AnsweredHere::Denied(refusal) => refusal.0.len(),
+            AnsweredHere::Client(argv) => argv.iter().map(|word| word.len() + size_of::<Bytes>()).sum(),
+        }
+    }
+}
+
+/// Locks that one transaction of a connection may ask for while it is told of losses: each has its place in the node's tables until the
+/// answer.
+pub const WATCHED_LOCKS_MAX: usize = 16_384;
+
 const DISCARDED: &str = "EXECABORT Transaction discarded because of previous errors.";
 
 impl CommandContext {
@@ -128,6 +142,13 @@ impl CommandContext {
         let (db, resp) = (self.client.db, self.client.protocol.into());
         let user = self.client.user.tag;
         let locks = transaction.locks(db);
+        let asked_for = locks.iter().filter(|lock| matches!(lock.step, LockStep::Grants { .. }));
+        let asked_for: usize = asked_for.map(|lock| lock.names.len()).sum();
+        if self.client.losses.is_some() && asked_for > WATCHED_LOCKS_MAX {
+            return self.give_up(Refusal::new(format!(
+                "ERR with LOCK.NOTIFY ON a transaction asks for {WATCHED_LOCKS_MAX} locks at most"
+            )));
+        }
         let is_nameless =
             |lock: &&LockInTransaction| matches!(lock.step, LockStep::Grants { is_nameless: true, .. });
         let nameless: Vec<LockInTransaction> = locks.iter().filter(is_nameless).cloned().collect();
@@ -136,7 +157,7 @@ impl CommandContext {
             false => IfAbandoned::ReleaseGrantsOf(nameless),
         };
         let grants = locks.iter().filter(|lock| matches!(lock.step, LockStep::Grants { .. }));
-        grants.for_each(|lock| self.note_asked(&AskedLocks::in_transaction(lock)));
+        let attempts = grants.map(|lock| self.note_asked(&AskedLocks::in_transaction(lock))).sum();
         let blob = transaction.encode(user, db, resp, self.member(), &self.client.watched, rights.as_deref());
         let pending = self.server.tier2.submit_for(
             self.client.info.id,
@@ -148,7 +169,7 @@ impl CommandContext {
         );
         self.await_call(in_flight, Source::Tier2(pending), false, if_abandoned);
         self.replies.large_calls += 1;
-        let asked = TransactionAsked { selects, answered_here, locks, user };
+        let asked = TransactionAsked { selects, answered_here, locks, attempts, user };
         self.then(AfterReply::Transaction(Box::new(asked)));
         if let Some(AwaitedReply::Call(call)) = self.replies.awaited.back_mut() {
             call.admin_acts = admin_acts;
@@ -431,13 +452,6 @@ impl CommandContext {
         self.client.unwatch();
         self.reply(&Reply::OK);
         Progress::Done
-    }
-
-    fn then(&mut self, then: AfterReply) {
-        match self.replies.awaited.back_mut() {
-            Some(AwaitedReply::Call(call)) => call.after_reply = then,
-            _ => unreachable!("the call was just begun"),
-        }
     }
 }
 

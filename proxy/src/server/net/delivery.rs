@@ -71,6 +71,7 @@ impl CommandContext {
                                 unreachable!("seen")
                             };
                             self.client.account.take_reply(counted);
+                            self.replies.kept_bytes -= call.kept_bytes;
                             self.finish_call(call, reply);
                         }
                     }
@@ -161,16 +162,21 @@ impl CommandContext {
                 }
                 reply
             }
-            (AfterReply::Granted { blob, user }, reply) => {
+            (AfterReply::Granted { blob, user, .. }, reply) => {
                 self.note_answered(&blob, user, reply.granted().filter(|_| is_told));
                 reply
             }
-            (AfterReply::GrantedOne { db, in_session, user }, reply) => {
-                self.note_answered_one(db, in_session, user, reply.granted().filter(|_| is_told));
+            (AfterReply::GrantedOne { db, in_session, converts, user }, reply) => {
+                let granted = reply.granted().filter(|_| is_told);
+                self.note_answered_one(db, in_session, converts, user, granted);
                 reply
             }
             (AfterReply::Released { count }, reply) => {
                 self.client.told.released(count, reply.is_error());
+                reply
+            }
+            (AfterReply::ReleasedWatched(keys), reply) => {
+                self.note_released(&keys, &reply);
                 reply
             }
             (AfterReply::Renewed(key), reply) => {
@@ -190,7 +196,7 @@ impl CommandContext {
                 Reply::OK
             }
             (AfterReply::Transaction(transaction), Reply::Array(mut replies)) => {
-                let TransactionAsked { selects, answered_here, locks, user } = *transaction;
+                let TransactionAsked { selects, answered_here, locks, user, .. } = *transaction;
                 self.note_transaction(&locks, user, &replies, is_told);
                 for (at, answer) in answered_here {
                     let answer = self.answer_here(answer);

@@ -4,7 +4,7 @@
 //! the commands keeps their order. A command of another kind waits until nothing is in flight, so that a client which pipelines
 //! "write the data, release the lock" never has the second overtake the first.
 
-use crate::events::{GrantKey, SubscriptionKind};
+use crate::events::{GrantKey, SubscriptionKind, ATTEMPT_BYTES};
 use crate::metrics::ServedBy;
 use crate::node_api::{AdminActs, OwnedQuery};
 use crate::server::access::audit::{self, AuditDraft};
@@ -19,7 +19,8 @@ use crate::tier1::subscriber::NotSubscribed;
 use crate::tier2::handle::{NodeAnswer, PendingReply};
 use bytes::Bytes;
 use redfence_core::reply::Reply;
-use redfence_core::types::{SessionId, UserTag};
+use redfence_core::types::{Fence, SessionId, UserTag};
+use smallvec::SmallVec;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -87,6 +88,8 @@ pub struct AwaitedCall {
     pub began_us: u64,
     pub if_abandoned: IfAbandoned,
     pub after_reply: AfterReply,
+    /// What is kept of the command until it is answered, here and in tables of the node.
+    pub kept_bytes: usize,
     /// An administrative act, to be written down with its outcome.
     pub audit: Option<Box<AuditDraft>>,
     /// What its scripts do, where there is an audit log.
@@ -111,6 +114,8 @@ pub enum AfterReply {
     /// A command that may be granted locks: if the client loses them it is told. Holds the command, and whose it is.
     Granted {
         blob: Bytes,
+        /// Places in the table of losses that it has until it is answered.
+        attempts: usize,
         user: UserTag,
     },
     /// The same of one lock, and nobody is told yet. Its name is the first of those asked for.
@@ -118,12 +123,16 @@ pub enum AfterReply {
         db: u32,
         /// It may end with a session.
         in_session: bool,
+        /// The fence that it takes the place of.
+        converts: Option<Fence>,
         user: UserTag,
     },
     /// `LOCK.RELEASE` or `LOCK.MRELEASE` of so many grants that the client was told of.
     Released {
         count: usize,
     },
+    /// The same of these, while it is told of losses.
+    ReleasedWatched(SmallVec<[GrantKey; 1]>),
     /// `LOCK.RENEW` of this grant.
     Renewed(GrantKey),
     /// `LOCK.NOTIFY ON`.
@@ -150,7 +159,43 @@ pub struct TransactionAsked {
     pub selects: Vec<(usize, u32)>,
     pub answered_here: Vec<(usize, AnsweredHere)>,
     pub locks: Vec<LockInTransaction>,
+    /// Places in the table of losses that it has until it is answered.
+    pub attempts: usize,
     pub user: UserTag,
+}
+
+impl AfterReply {
+    /// What is kept of the command.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let key_bytes = |key: &GrantKey| key.resource.len() + size_of::<GrantKey>();
+        match self {
+            AfterReply::Granted { blob, attempts, .. } => blob.len() + attempts * ATTEMPT_BYTES,
+            AfterReply::ReleasedWatched(keys) => keys.iter().map(key_bytes).sum(),
+            AfterReply::Renewed(key) => key_bytes(key),
+            AfterReply::Watch { keys, .. } => keys.iter().map(|key| key.len() + size_of::<Bytes>()).sum(),
+            AfterReply::Transaction(asked) => asked.bytes(),
+            AfterReply::Nothing
+            | AfterReply::Session(_)
+            | AfterReply::GrantedOne { .. }
+            | AfterReply::Released { .. }
+            | AfterReply::Notified { .. }
+            | AfterReply::SessionLocks { .. }
+            | AfterReply::FenceLooked(_)
+            | AfterReply::Explained
+            | AfterReply::Say(_) => 0,
+        }
+    }
+}
+
+impl TransactionAsked {
+    /// What it takes in memory.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let locks: usize = self.locks.iter().map(LockInTransaction::bytes).sum();
+        let here: usize = self.answered_here.iter().map(|(_, answer)| answer.bytes()).sum();
+        locks + here + self.selects.len() * size_of::<(usize, u32)>() + self.attempts * ATTEMPT_BYTES
+    }
 }
 
 /// What a client was told of before a command, to go back to where it fails.

@@ -6,7 +6,9 @@ use crate::server::net::deferred_reads::{DeferredReads, LARGE_CALLS_MAX};
 use crate::server::net::in_flight::{AwaitedReply, InFlight, PENDING_MAX};
 use std::collections::VecDeque;
 
-/// What an awaited reply takes besides the words of its command.
+/// With more kept of commands in flight, no further command is read until some are answered.
+const KEPT_IN_FLIGHT_BYTES_MAX: usize = 1024 * 1024;
+/// What an awaited reply takes besides what is kept of its command.
 const AWAITED_BYTES: usize = 128;
 
 #[derive(Debug, Default)]
@@ -27,6 +29,8 @@ pub(in crate::server) struct ReplyQueue {
     pub(in crate::server) large_calls: usize,
     pub(in crate::server) deferred_reads: DeferredReads,
     pub(in crate::server) asked_names: AskedNames,
+    /// Bytes kept of the commands in flight until they are answered ([`AwaitedCall::kept_bytes`]).
+    pub(in crate::server) kept_bytes: usize,
 }
 
 /// The names of locks that were asked for one by one and are not answered yet, in the order of their commands. One buffer for all: to
@@ -73,6 +77,7 @@ impl ReplyQueue {
             && self.in_flight != InFlight::Alone
             && self.awaited.len() < PENDING_MAX
             && self.encoded_bytes <= UNREAD_BYTES_MAX
+            && self.kept_bytes <= KEPT_IN_FLIGHT_BYTES_MAX
             && !self.deferred_reads.is_under_way()
     }
 
@@ -152,18 +157,25 @@ impl ReplyQueue {
 
     /// Memory held for replies.
     pub(in crate::server) fn held_bytes(&self) -> usize {
-        let alone = match (self.in_flight, self.awaited.front()) {
-            (InFlight::Alone, Some(AwaitedReply::Call(call))) => call.if_abandoned.bytes(),
-            _ => 0,
-        };
-        let names = self.asked_names.held_bytes();
-        self.out.capacity() + self.encoded_bytes + self.awaited.len() * AWAITED_BYTES + alone + names
+        let kept = self.kept_bytes + self.asked_names.held_bytes();
+        self.out.capacity() + self.encoded_bytes + self.awaited.len() * AWAITED_BYTES + kept
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::AskedNames;
+    use super::*;
+
+    #[test]
+    fn what_is_kept_of_commands_in_flight_is_held_and_bounded() {
+        let mut replies = ReplyQueue::default();
+        let before = replies.held_bytes();
+        replies.kept_bytes = KEPT_IN_FLIGHT_BYTES_MAX;
+        assert!(replies.has_room());
+        assert_eq!(replies.held_bytes(), before + KEPT_IN_FLIGHT_BYTES_MAX);
+        replies.kept_bytes += 1;
+        assert!(!replies.has_room());
+    }
 
     #[test]
     fn names_come_back_in_their_order_and_leave_no_large_buffer() {
