@@ -124,10 +124,8 @@ impl CommandContext {
 
     /// The answer to a release of these.
     pub(in crate::server) fn note_released(&mut self, keys: &[GrantKey], reply: &Reply) {
-        let replies = match reply {
-            Reply::Array(replies) => &replies[..],
-            one => std::slice::from_ref(one),
-        };
+        let replies =
+            if let Reply::Array(replies) = reply { &replies[..] } else { std::slice::from_ref(reply) };
         for (key, _) in keys.iter().zip(replies).filter(|(_, reply)| **reply == Reply::Released) {
             self.forget_grant(key);
         }
