@@ -5,6 +5,7 @@
 
 mod pattern_cost;
 
+use super::overflow::OverflowMark;
 use super::Demand;
 use crate::client_memory::Account;
 use bytes::Bytes;
@@ -14,9 +15,9 @@ use redfence_core::glob;
 use redfence_core::limits::READ_REPLY_BYTES_MAX;
 use redfence_core::types::CHANNEL_BYTES_MAX;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::task::{Context, Poll, Waker};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, RwLock};
+use std::task::{Context, Poll};
 use tokio::sync::{mpsc, Semaphore};
 
 pub use pattern_cost::{steps_max, PatternLimit, PATTERN_STEPS_PER_CLIENT_MAX};
@@ -112,8 +113,7 @@ impl SubscriberInbox {
         let listener = Subscriber {
             client: account.client,
             sender,
-            overflowed: Arc::default(),
-            unpolled: Arc::default(),
+            overflowed: OverflowMark::default(),
             bytes: Arc::default(),
             account,
         };
@@ -123,12 +123,12 @@ impl SubscriberInbox {
     /// Whether a delivery was dropped because the inbox was full.
     #[must_use]
     pub fn overflowed(&self) -> bool {
-        self.listener.overflowed.load(Ordering::Relaxed)
+        self.listener.overflowed.is_set()
     }
 
     /// Instead of [`SubscriberInbox::poll`], where its client has no room for more: wakes when the inbox overflows.
     pub fn poll_overflow(&self, context: &Context<'_>) {
-        *self.listener.unpolled() = Some(context.waker().clone());
+        self.listener.overflowed.wake_when_set(context);
     }
 
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<SubscriberDelivery>> {
@@ -145,9 +145,7 @@ impl SubscriberInbox {
 struct Subscriber {
     client: u64,
     sender: mpsc::Sender<QueuedDelivery>,
-    overflowed: Arc<AtomicBool>,
-    /// Whom to wake when it overflows.
-    unpolled: Arc<Mutex<Option<Waker>>>,
+    overflowed: OverflowMark,
     /// Of all messages in its inbox.
     bytes: Arc<AtomicUsize>,
     account: Arc<Account>,
@@ -439,23 +437,12 @@ impl Hub {
 }
 
 impl Subscriber {
-    fn unpolled(&self) -> MutexGuard<'_, Option<Waker>> {
-        self.unpolled.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn overflow(&self) {
-        self.overflowed.store(true, Ordering::Relaxed);
-        if let Some(waker) = self.unpolled().take() {
-            waker.wake();
-        }
-    }
-
     /// `bytes` are shared with other receivers; `share` is this one's part of them.
     fn deliver(&self, delivery: SubscriberDelivery, bytes: usize, share: usize) {
         let (bytes, share) = (bytes + MESSAGE_BYTES, share + MESSAGE_BYTES);
         let fits = self.bytes.load(Ordering::Relaxed) + bytes <= INBOX_BYTES_MAX;
         if !fits || !self.account.add_message(share) {
-            self.overflow();
+            self.overflowed.set();
             // It may have nothing else to wake it. One whose inbox is full has.
             let _ = self.sender.try_send(QueuedDelivery {
                 delivery: SubscriberDelivery::Missed,
@@ -468,7 +455,7 @@ impl Subscriber {
         if self.sender.try_send(QueuedDelivery { delivery, bytes, share }).is_err() {
             self.bytes.fetch_sub(bytes, Ordering::Relaxed);
             self.account.take_message(share);
-            self.overflow();
+            self.overflowed.set();
         }
     }
 }
@@ -551,6 +538,8 @@ mod tests {
     use crate::client_memory::ClientMemory;
     use crate::clock::Clock;
     use std::future::Future;
+    use std::sync::atomic::AtomicBool;
+    use std::task::Waker;
 
     fn inbox() -> SubscriberInbox {
         SubscriberInbox::open(ClientMemory::new(Clock::start()).open(1))

@@ -20,16 +20,18 @@
 //!
 //! - Grants noted for one client: [`GRANTS_PER_CLIENT_MAX`], and their bytes count as held for it ([`Account`]); notices it may leave unread: [`UNREAD_MAX`]. One more closes the connection: it
 //!   must know that it does not hear everything.
-//! - Ends that wait beside one attempt: [`ENDS_PER_ATTEMPT_MAX`].
+//! - Ends that wait beside one attempt, and beside all of a client: [`ENDS_PER_ATTEMPT_MAX`], [`ENDS_PER_CLIENT_MAX`]; their bytes
+//!   count as held for it. One more closes the connection.
 
 mod table;
 
+use super::overflow::OverflowMark;
 use super::Demand;
 use crate::client_memory::Account;
 use bytes::Bytes;
 use redfence_core::machine::{GrantState, Loss};
 use redfence_core::types::{Fence, LossCause, Reason, SessionId, UserTag};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 use table::{LossTable, NotedGrant, NotifiedClient, WatchedSession};
@@ -40,8 +42,9 @@ const SESSIONS_PER_CLIENT_MAX: usize = 64;
 /// As many as it may hold: all may end at once.
 const UNREAD_MAX: usize = GRANTS_PER_CLIENT_MAX;
 const ENDS_PER_ATTEMPT_MAX: usize = 1_024;
+const ENDS_PER_CLIENT_MAX: usize = GRANTS_PER_CLIENT_MAX;
 /// What an attempt takes for each name, its places in two tables.
-pub const ATTEMPT_BYTES: usize = 384;
+const ATTEMPT_BYTES: usize = 384;
 /// What a notice takes besides the name.
 const NOTICE_BYTES: usize = 96;
 
@@ -91,6 +94,23 @@ pub struct Attempt {
     pub by: AttemptBy,
 }
 
+impl Attempt {
+    /// What it takes in memory.
+    fn bytes(&self) -> usize {
+        let owner = if let AttemptBy::Owner(owner) = &self.by { owner.len() } else { 0 };
+        ATTEMPT_BYTES + self.resource.len() + owner
+    }
+
+    /// That keeps nothing of the command it comes from.
+    fn copied(&self) -> Attempt {
+        let by = match &self.by {
+            AttemptBy::Owner(owner) => AttemptBy::Owner(Bytes::copy_from_slice(owner)),
+            by @ (AttemptBy::Conversion | AttemptBy::Kept(_) | AttemptBy::Transaction) => by.clone(),
+        };
+        Attempt { db: self.db, resource: Bytes::copy_from_slice(&self.resource), by }
+    }
+}
+
 /// How the grant will be known that answers an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum AttemptBy {
@@ -119,7 +139,7 @@ pub struct ToldGrant {
 #[derive(Debug)]
 pub struct LossInbox {
     receiver: mpsc::Receiver<LossNotice>,
-    overflowed: Arc<AtomicBool>,
+    overflowed: OverflowMark,
     account: Arc<Account>,
 }
 
@@ -127,7 +147,12 @@ impl LossInbox {
     /// Whether it missed something.
     #[must_use]
     pub fn overflowed(&self) -> bool {
-        self.overflowed.load(Ordering::Relaxed)
+        self.overflowed.is_set()
+    }
+
+    /// Instead of [`LossInbox::poll`], where its client has no room for more: wakes when something is missed.
+    pub fn poll_overflow(&self, context: &Context<'_>) {
+        self.overflowed.wake_when_set(context);
     }
 
     /// `None`: something was missed, and nothing more will come.
@@ -179,8 +204,8 @@ impl LossWatch {
             return None;
         }
         let (sender, receiver) = mpsc::channel(UNREAD_MAX);
-        let overflowed = Arc::new(AtomicBool::new(false));
-        let inbox = LossInbox { receiver, overflowed: Arc::clone(&overflowed), account: Arc::clone(account) };
+        let overflowed = OverflowMark::default();
+        let inbox = LossInbox { receiver, overflowed: overflowed.clone(), account: Arc::clone(account) };
         table.clients.insert(account.client, NotifiedClient::new(sender, overflowed, Arc::clone(account)));
         self.clients.fetch_add(1, Ordering::Relaxed);
         self.demand.loss_watchers.fetch_add(1, Ordering::SeqCst);
@@ -190,8 +215,7 @@ impl LossWatch {
     /// Answers the grants that the client was told of and that have not ended, as far as is known. Oldest first: fences rise with time.
     /// `None`: it has missed something, and its connection must end.
     pub fn stop(&self, client: u64) -> Option<Vec<ToldGrant>> {
-        let mut table = self.table();
-        let record = table.remove(client)?;
+        let record = self.table().remove(client)?;
         self.left(1);
         let told = |(key, grant): (GrantKey, NotedGrant)| ToldGrant {
             key,
@@ -211,10 +235,18 @@ impl LossWatch {
     }
 
     /// Who does not read what it is told hears no more, and knows it: its connection ends.
-    fn drop_overflowed(&self, table: &mut LossTable) {
+    /// What was kept of it is dropped when nobody waits for the table any more.
+    fn drop_overflowed(&self, mut table: MutexGuard<'_, LossTable>) {
+        let gone = self.take_overflowed(&mut table);
+        drop(table);
+        drop(gone);
+    }
+
+    fn take_overflowed(&self, table: &mut LossTable) -> Vec<NotifiedClient> {
         let overflowed = std::mem::take(&mut table.overflowed);
-        let gone = overflowed.into_iter().filter_map(|client| table.remove(client)).count();
-        self.left(gone);
+        let gone: Vec<_> = overflowed.into_iter().filter_map(|client| table.remove(client)).collect();
+        self.left(gone.len());
+        gone
     }
 
     /// The client is told of all locks of this session too, as this user. False where it named too many sessions.
@@ -254,22 +286,23 @@ impl LossWatch {
     }
 
     /// The client is about to ask for a lock: it hears of the loss of that grant behind the answer. Call before the command is sent.
-    pub fn asks(&self, client: u64, attempt: Attempt) {
-        self.table().ask(client, attempt);
+    /// How many bytes are kept until then.
+    pub fn asks(&self, client: u64, attempt: &Attempt) -> usize {
+        self.table().ask(client, attempt)
     }
 
     /// A client is being told of a grant. Where it has ended by now, the client is told that next.
     pub fn granted(&self, client: u64, attempt: &Attempt, grant: ToldGrant) {
         let mut table = self.table();
         table.granted(client, attempt, grant);
-        self.drop_overflowed(&mut table);
+        self.drop_overflowed(table);
     }
 
     /// The answer is there. Call behind [`LossWatch::granted`].
     pub fn answered(&self, client: u64, attempt: &Attempt) {
         let mut table = self.table();
         table.answered(client, attempt);
-        self.drop_overflowed(&mut table);
+        self.drop_overflowed(table);
     }
 
     /// A grant of which the client knows, and nobody here whether it stands: it was told before the client was watched, or to
@@ -283,7 +316,7 @@ impl LossWatch {
         if table.note(client, grant.key.clone(), noted) {
             table.to_look_up.insert(grant.key);
         }
-        self.drop_overflowed(&mut table);
+        self.drop_overflowed(table);
     }
 
     #[must_use]
@@ -303,7 +336,7 @@ impl LossWatch {
                 table.note(client, key.clone(), NotedGrant::new(lease_ms, true, user));
             }
         }
-        self.drop_overflowed(&mut table);
+        self.drop_overflowed(table);
     }
 
     /// A lock was renewed through this node.
@@ -321,7 +354,7 @@ impl LossWatch {
     pub fn ended(&self, loss: &Loss) {
         let mut table = self.table();
         table.ended(loss);
-        self.drop_overflowed(&mut table);
+        self.drop_overflowed(table);
     }
 
     /// Ends of grants were lost on the way here.
@@ -330,8 +363,10 @@ impl LossWatch {
         let of_sessions = table.clients.iter().filter(|(_, client)| !client.sessions.is_empty());
         let of_sessions = of_sessions.map(|(client, _)| *client).collect::<Vec<_>>();
         of_sessions.into_iter().for_each(|client| table.overflow(client));
-        self.drop_overflowed(&mut table);
+        let gone = self.take_overflowed(&mut table);
         table.missed();
+        drop(table);
+        drop(gone);
     }
 
     /// The grants to look up in the state. Each is answered by [`LossWatch::found`] or [`LossWatch::not_found`].
@@ -373,7 +408,7 @@ impl LossWatch {
             }
             GrantState::Deleted { successor } => table.gone(&key, LossCause::Deleted, successor),
         }
-        self.drop_overflowed(&mut table);
+        self.drop_overflowed(table);
     }
 
     /// Whether there is no grant that anybody would have to doubt.
@@ -387,7 +422,7 @@ impl LossWatch {
     pub fn suspect(&self, out_of_reach_ms: u64) -> Vec<LossNotice> {
         let mut table = self.table();
         let told = table.suspect(out_of_reach_ms);
-        self.drop_overflowed(&mut table);
+        self.drop_overflowed(table);
         told
     }
 

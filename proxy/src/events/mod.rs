@@ -12,6 +12,7 @@
 mod demand;
 mod hub;
 mod losses;
+mod overflow;
 mod publish_feed;
 mod tracking;
 
@@ -20,8 +21,6 @@ pub use hub::{
     is_about_locks, steps_max, Hub, PatternLimit, PubSubMessage, Publication, ReceiverCount,
     SubscriberDelivery, SubscriberInbox, SubscriptionKind, INVALIDATE_CHANNEL, PATTERN_STEPS_PER_CLIENT_MAX,
 };
-pub use losses::{
-    Attempt, AttemptBy, GrantKey, LossInbox, LossNotice, LossWatch, NoticeKind, ToldGrant, ATTEMPT_BYTES,
-};
+pub use losses::{Attempt, AttemptBy, GrantKey, LossInbox, LossNotice, LossWatch, NoticeKind, ToldGrant};
 pub use publish_feed::{publish, publish_feed, Turn};
 pub use tracking::{Invalidation, InvalidationInbox, Tracker, TrackingTerms};

@@ -220,7 +220,7 @@ mod tests {
         let (db, resource, fence, user) = (0, Bytes::from_static(b"r"), Fence(5), UserTag::DEFAULT);
         let by = AttemptBy::Owner(Bytes::from_static(b"o"));
         let attempt = Attempt { db, resource: resource.clone(), by };
-        losses.asks(2, attempt.clone());
+        losses.asks(2, &attempt);
         let key = GrantKey { db, resource: resource.clone(), fence };
         losses.granted(2, &attempt, ToldGrant { key, lease_ms: 100, in_session: false, user });
         losses.answered(2, &attempt);

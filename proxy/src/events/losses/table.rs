@@ -2,9 +2,10 @@
 
 use super::{
     Attempt, AttemptBy, GrantKey, LossNotice, NoticeKind, ToldGrant, ENDS_PER_ATTEMPT_MAX,
-    GRANTS_PER_CLIENT_MAX, NOTICE_BYTES,
+    ENDS_PER_CLIENT_MAX, GRANTS_PER_CLIENT_MAX, NOTICE_BYTES,
 };
 use crate::client_memory::Account;
+use crate::events::overflow::OverflowMark;
 use bytes::Bytes;
 use redfence_core::machine::Loss;
 use redfence_core::types::{Fence, LockMode, LossCause, SessionId, UserTag};
@@ -12,14 +13,13 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, Hash};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
 #[derive(Debug)]
 pub(super) struct NotifiedClient {
     sender: mpsc::Sender<LossNotice>,
-    overflowed: Arc<AtomicBool>,
+    overflowed: OverflowMark,
     account: Arc<Account>,
     pub(super) grants: HashMap<GrantKey, NotedGrant>,
     /// What these take, as its account has it.
@@ -27,6 +27,9 @@ pub(super) struct NotifiedClient {
     pub(super) sessions: SmallVec<[WatchedSession; 1]>,
     /// What it has got no answer to yet.
     asking: HashMap<Attempt, Asked>,
+    /// How many ends wait beside these, and what they take, as its account has it.
+    ends: usize,
+    ends_bytes: usize,
     /// Told by a look at the state: the feed may be behind it, and say so once more of a session's lock.
     told_by_look: HashSet<GrantKey>,
 }
@@ -40,6 +43,8 @@ pub(super) struct WatchedSession {
     pub(super) is_own: bool,
 }
 
+/// What an end takes besides its name and its owner.
+const END_BYTES: usize = 192;
 /// What a noted grant takes besides its name: its places in two tables.
 const GRANT_BYTES: usize = 256;
 /// So many are remembered of those that were told by a look.
@@ -102,6 +107,7 @@ impl Asked {
 #[derive(Debug)]
 struct EndMeanwhile {
     fence: Fence,
+    name_bytes: usize,
     /// Whose grant it was.
     owner: Bytes,
     /// `None`: it has been told.
@@ -110,10 +116,16 @@ struct EndMeanwhile {
     of_session: bool,
 }
 
+impl EndMeanwhile {
+    fn bytes(&self) -> usize {
+        END_BYTES + self.name_bytes + self.owner.len()
+    }
+}
+
 impl NotifiedClient {
     pub(super) fn new(
         sender: mpsc::Sender<LossNotice>,
-        overflowed: Arc<AtomicBool>,
+        overflowed: OverflowMark,
         account: Arc<Account>,
     ) -> NotifiedClient {
         NotifiedClient {
@@ -124,6 +136,8 @@ impl NotifiedClient {
             grants_bytes: 0,
             sessions: SmallVec::new(),
             asking: HashMap::default(),
+            ends: 0,
+            ends_bytes: 0,
             told_by_look: HashSet::default(),
         }
     }
@@ -147,6 +161,46 @@ impl NotifiedClient {
             let bytes = key.resource.len() + GRANT_BYTES;
             self.grants_bytes -= bytes;
             self.account.take_message(bytes);
+        }
+    }
+
+    /// An end that concerns the client if it is told of this very grant. False: too many wait, or the clients of this node hold too much.
+    fn keep_end(&mut self, attempt: &Attempt, end: EndMeanwhile) -> bool {
+        let Some(asked) = self.asking.get_mut(attempt) else { return true };
+        if asked.ends.len() >= ENDS_PER_ATTEMPT_MAX || self.ends >= ENDS_PER_CLIENT_MAX {
+            return false;
+        }
+        let bytes = end.bytes();
+        asked.ends.push_back(end);
+        self.ends += 1;
+        self.ends_bytes += bytes;
+        self.account.add_message(bytes)
+    }
+
+    /// Ends that wait beside the attempt no more: none of them is the end of its grant. What is to be told of them: those of sessions that the
+    /// client watches.
+    fn let_go(&mut self, attempt: &Attempt, ends: VecDeque<EndMeanwhile>) -> Vec<LossNotice> {
+        let bytes = ends.iter().map(EndMeanwhile::bytes).sum();
+        self.ends -= ends.len();
+        self.ends_bytes -= bytes;
+        self.account.take_message(bytes);
+        let mut notices = Vec::new();
+        for end in ends.into_iter().filter(|end| end.of_session) {
+            if let Some(notice) = end.notice {
+                self.is_told(attempt, end.fence, end.owner);
+                notices.push(notice);
+            }
+        }
+        notices
+    }
+
+    /// The end of a grant is told: it is not behind another attempt at the lock.
+    fn is_told(&mut self, attempt: &Attempt, fence: Fence, owner: Bytes) {
+        let kept = AttemptBy::Kept(fence);
+        for by in [AttemptBy::Owner(owner), AttemptBy::Conversion, kept, AttemptBy::Transaction] {
+            let other = Attempt { by, ..attempt.clone() };
+            let same = self.asking.get_mut(&other).and_then(|asked| asked.end_of(fence));
+            same.into_iter().for_each(|end| end.notice = None);
         }
     }
 
@@ -185,7 +239,7 @@ impl LossTable {
     /// The sender goes with the record: that wakes the connection.
     pub(super) fn remove(&mut self, client: u64) -> Option<NotifiedClient> {
         let record = self.clients.remove(&client)?;
-        record.account.take_message(record.grants_bytes);
+        record.account.take_message(record.grants_bytes + record.ends_bytes);
         for key in record.grants.keys() {
             forget(&mut self.grants, key, client);
         }
@@ -201,7 +255,7 @@ impl LossTable {
     /// The client must know that it does not hear everything.
     pub(super) fn overflow(&mut self, client: u64) {
         if let Some(record) = self.clients.get(&client) {
-            record.overflowed.store(true, Ordering::Relaxed);
+            record.overflowed.set();
             self.overflowed.push(client);
         }
     }
@@ -214,13 +268,19 @@ impl LossTable {
 
     // ---- attempts ----
 
-    pub(super) fn ask(&mut self, client: u64, attempt: Attempt) {
-        let Some(record) = self.clients.get_mut(&client) else { return };
+    /// How many bytes are kept of it until it is answered.
+    pub(super) fn ask(&mut self, client: u64, attempt: &Attempt) -> usize {
+        let Some(record) = self.clients.get_mut(&client) else { return 0 };
+        // One copy for all who ask: their commands may be far larger, and their clients leave.
+        let known = self.asking.get_key_value(attempt).map(|(known, _)| known.clone());
+        let attempt = known.unwrap_or_else(|| attempt.copied());
+        let bytes = attempt.bytes();
         let asked = record.asking.entry(attempt.clone()).or_default();
         asked.times += 1;
         if asked.times == 1 {
             self.asking.entry(attempt).or_default().push(client);
         }
+        bytes
     }
 
     pub(super) fn granted(&mut self, client: u64, attempt: &Attempt, grant: ToldGrant) {
@@ -239,18 +299,23 @@ impl LossTable {
         // It asked before it was watched, or ends were missed since.
         let is_doubtful = asked.as_ref().is_none_or(|asked| asked.missed);
         // Answers come in the order of the grants. This end stays: an owner may be told of one grant several times.
+        let mut earlier = VecDeque::new();
         if let (Some(asked), AttemptBy::Owner(_)) = (&mut asked, &attempt.by) {
-            asked.ends.retain(|end| end.fence >= key.fence);
+            if asked.ends.iter().any(|end| end.fence < key.fence) {
+                let ends = std::mem::take(&mut asked.ends).into_iter();
+                (earlier, asked.ends) = ends.partition(|end| end.fence < key.fence);
+            }
         }
         let ended = asked.and_then(|asked| asked.end_of(key.fence));
-        if let Some((owner, notice)) = ended.map(|end| (end.owner.clone(), end.notice.take())) {
-            let kept = AttemptBy::Kept(key.fence);
-            for by in [AttemptBy::Owner(owner), AttemptBy::Conversion, kept, AttemptBy::Transaction] {
-                let other = Attempt { by, ..attempt.clone() };
-                let same = record.asking.get_mut(&other).and_then(|asked| asked.end_of(key.fence));
-                same.into_iter().for_each(|end| end.notice = None);
-            }
-            notice.into_iter().for_each(|notice| self.tell(client, notice));
+        let ended = ended.map(|end| (end.owner.clone(), end.notice.take()));
+        let mut notices = record.let_go(attempt, earlier);
+        let has_ended = ended.is_some();
+        if let Some((owner, notice)) = ended {
+            record.is_told(attempt, key.fence, owner);
+            notices.extend(notice);
+        }
+        notices.into_iter().for_each(|notice| self.tell(client, notice));
+        if has_ended {
             return;
         }
         let noted = NotedGrant { is_doubtful, ..noted };
@@ -260,8 +325,8 @@ impl LossTable {
         }
     }
 
-    /// What waited beside the attempt and was not told with its grant: of an owner's attempt and of a conversion it is the end of a
-    /// grant that the client does not get to know, unless the conversion kept a grant that there was.
+    /// What waited beside the attempt and was not told with its grant is the end of another grant, or of one that was over before it could
+    /// be told: that concerns the client only where it watches the session.
     pub(super) fn answered(&mut self, client: u64, attempt: &Attempt) {
         let Some(record) = self.clients.get_mut(&client) else { return };
         let Some(asked) = record.asking.get_mut(attempt) else { return };
@@ -271,12 +336,9 @@ impl LossTable {
         }
         let asked = record.asking.remove(attempt).unwrap_or_default();
         forget(&mut self.asking, attempt, client);
-        match attempt.by {
-            AttemptBy::Owner(_) | AttemptBy::Conversion => {}
-            AttemptBy::Kept(_) | AttemptBy::Transaction => {
-                let of_session = asked.ends.into_iter().filter(|end| end.of_session);
-                of_session.filter_map(|end| end.notice).for_each(|notice| self.tell(client, notice));
-            }
+        if let Some(record) = self.clients.get_mut(&client) {
+            let notices = record.let_go(attempt, asked.ends);
+            notices.into_iter().for_each(|notice| self.tell(client, notice));
         }
     }
 
@@ -363,18 +425,14 @@ impl LossTable {
         let asks_by_name: FxHashSet<u64> = by_name.map(|(client, _)| *client).collect();
         for (client, attempt) in &asking {
             let Concern { is_known, of_session, .. } = concerns[client];
-            let asked = self.clients.get_mut(client).and_then(|record| record.asking.get_mut(attempt));
-            let Some(asked) = asked else { continue };
-            if asked.ends.len() >= ENDS_PER_ATTEMPT_MAX {
-                self.overflow(*client);
-                continue;
-            }
             let notice = notice.clone().filter(|_| !is_known);
             // If the client gets to know this grant, then by the answer to the attempt that names its owner or its fence.
             let by_name = matches!(attempt.by, AttemptBy::Transaction) && asks_by_name.contains(client);
-            let (fence, owner) = (loss.fence, loss.owner.clone());
-            let of_session = of_session && !by_name;
-            asked.ends.push_back(EndMeanwhile { fence, owner, notice, of_session });
+            let (fence, owner, name_bytes) = (loss.fence, loss.owner.clone(), loss.resource.len());
+            let end = EndMeanwhile { fence, name_bytes, owner, notice, of_session: of_session && !by_name };
+            if self.clients.get_mut(client).is_some_and(|record| !record.keep_end(attempt, end)) {
+                self.overflow(*client);
+            }
         }
         let Some(notice) = notice else { return };
         for (client, concern) in concerns {

@@ -4,6 +4,7 @@ use super::*;
 use crate::client_memory::ClientMemory;
 use crate::clock::Clock;
 use redfence_core::types::{LockMode, LossCause};
+use std::sync::atomic::AtomicBool;
 use std::task::Waker;
 
 fn key(fence: u64) -> GrantKey {
@@ -34,6 +35,15 @@ fn loss(fence: u64, cause: Option<LossCause>, session: Option<u64>) -> Loss {
     Loss { db: 0, resource, fence, cause, session, user, owner, mode, successor }
 }
 
+#[derive(Debug, Default)]
+struct Woken(AtomicBool);
+
+impl std::task::Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 fn notices(inbox: &mut LossInbox) -> Vec<(NoticeKind, u64, &'static str)> {
     let mut context = Context::from_waker(Waker::noop());
     let next = || match inbox.poll(&mut context) {
@@ -52,7 +62,7 @@ fn watch() -> (LossWatch, LossInbox, Arc<ClientMemory>) {
 
 /// Asks, and is told of the grant.
 fn grant(watch: &LossWatch, fence: u64, lease_ms: u64) {
-    watch.asks(1, by_owner());
+    watch.asks(1, &by_owner());
     watch.granted(1, &by_owner(), told(fence, lease_ms));
     watch.answered(1, &by_owner());
 }
@@ -74,7 +84,7 @@ fn a_loss_is_told_once_and_a_release_never() {
 #[test]
 fn a_grant_that_is_told_after_its_end_is_reported_at_once() {
     let (watch, mut inbox, _memory) = watch();
-    watch.asks(1, by_owner());
+    watch.asks(1, &by_owner());
     watch.ended(&loss(5, Some(LossCause::Wounded), None));
     watch.ended(&loss(6, None, None));
     for fence in 100..100_000 {
@@ -114,27 +124,41 @@ fn a_loss_under_a_session_is_told_behind_the_answer_and_once() {
         [by_owner(), attempt(AttemptBy::Conversion), attempt(AttemptBy::Transaction)].into_iter().enumerate()
     {
         let first = 10 * at as u64;
-        watch.asks(1, by.clone());
+        watch.asks(1, &by);
         watch.ended(&loss(first + 5, Some(LossCause::Expired), Some(9)));
         assert_eq!(notices(&mut inbox), [], "its answer is not there");
         watch.granted(1, &by, told(first + 5, 100));
         watch.answered(1, &by);
         assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, first + 5, "expired")]);
-        watch.asks(1, by.clone());
+        watch.asks(1, &by);
         watch.ended(&loss(first + 6, Some(LossCause::Expired), Some(9)));
         watch.answered(1, &by);
-        match by.by {
-            AttemptBy::Owner(_) | AttemptBy::Conversion => {
-                assert_eq!(notices(&mut inbox), [], "a grant that was not told")
-            }
-            AttemptBy::Kept(_) | AttemptBy::Transaction => {
-                let of_another = [(NoticeKind::Lost, first + 6, "expired")];
-                assert_eq!(notices(&mut inbox), of_another, "it was not the transaction's");
-            }
-        }
+        let of_another = [(NoticeKind::Lost, first + 6, "expired")];
+        assert_eq!(notices(&mut inbox), of_another, "the session had it, of another connection perhaps");
         watch.ended(&loss(first + 7, Some(LossCause::Expired), Some(9)));
         let of_another = [(NoticeKind::Lost, first + 7, "expired")];
         assert_eq!(notices(&mut inbox), of_another, "of another connection");
+    }
+}
+
+/// Another connection took the lock for the same owner and session, and lost it while this one waited for it (and for others).
+#[test]
+fn a_loss_under_a_session_is_told_though_its_owner_is_granted_something_else() {
+    for is_granted in [true, false] {
+        let (watch, mut inbox, memory) = watch();
+        assert!(watch.watch_session(1, SessionId(9), UserTag::DEFAULT));
+        let attempts = [by_owner(), attempt(AttemptBy::Conversion)];
+        attempts.iter().for_each(|attempt| drop(watch.asks(1, attempt)));
+        watch.ended(&loss(5, Some(LossCause::Forced), Some(9)));
+        watch.ended(&loss(6, None, Some(9)));
+        assert_eq!(notices(&mut inbox), []);
+        if is_granted {
+            watch.granted(1, &by_owner(), told(7, 100));
+        }
+        attempts.iter().for_each(|attempt| watch.answered(1, attempt));
+        assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 5, "forced")], "granted: {is_granted}");
+        watch.stop(1);
+        assert_eq!(memory.total_bytes(), 0);
     }
 }
 
@@ -143,7 +167,7 @@ fn a_loss_under_a_session_is_told_behind_the_answer_and_once() {
 fn a_conversion_holds_up_no_other_loss() {
     let (watch, mut inbox, _memory) = watch();
     assert!(watch.watch_session(1, SessionId(9), UserTag::DEFAULT));
-    watch.asks(1, attempt(AttemptBy::Conversion));
+    watch.asks(1, &attempt(AttemptBy::Conversion));
     let mut shared = loss(5, Some(LossCause::Wounded), Some(9));
     shared.mode = LockMode::Shared;
     watch.ended(&shared);
@@ -154,8 +178,8 @@ fn a_conversion_holds_up_no_other_loss() {
 #[test]
 fn an_owner_that_asks_twice_is_told_once() {
     let (watch, mut inbox, _memory) = watch();
-    watch.asks(1, by_owner());
-    watch.asks(1, by_owner());
+    watch.asks(1, &by_owner());
+    watch.asks(1, &by_owner());
     watch.granted(1, &by_owner(), told(5, 100));
     watch.answered(1, &by_owner());
     watch.ended(&loss(5, Some(LossCause::Expired), None));
@@ -221,7 +245,7 @@ fn what_was_missed_is_looked_up() {
     watch.missed();
     assert!(watch.take_to_look_up().is_empty(), "nothing to look for");
     grant(&watch, 5, 100);
-    watch.asks(1, by_owner());
+    watch.asks(1, &by_owner());
     watch.missed();
     assert_eq!(watch.take_to_look_up(), [key(5)]);
     assert!(watch.take_to_look_up().is_empty());
@@ -325,9 +349,9 @@ fn what_is_over_and_may_have_ended_since_is_told() {
 #[test]
 fn ends_do_not_pile_up_beside_an_attempt() {
     let (watch, mut inbox, _memory) = watch();
-    watch.asks(1, by_owner());
+    watch.asks(1, &by_owner());
     for fence in 1..=3 * ENDS_PER_ATTEMPT_MAX as u64 {
-        watch.asks(1, by_owner());
+        watch.asks(1, &by_owner());
         watch.ended(&loss(fence, Some(LossCause::Forced), None));
         watch.granted(1, &by_owner(), told(fence, 100));
         watch.answered(1, &by_owner());
@@ -338,6 +362,49 @@ fn ends_do_not_pile_up_beside_an_attempt() {
     assert!(!inbox.overflowed() && watch.is_idle());
 }
 
+/// The client does not read its answers meanwhile.
+#[test]
+fn ends_that_wait_are_held_for_the_client_and_bounded() {
+    let name = |n: usize| Bytes::from(format!("{n:04}").repeat(128));
+    let (watch, inbox, memory) = watch();
+    let by = || AttemptBy::Transaction;
+    let attempts: Vec<_> = (0..100).map(|n| Attempt { db: 0, resource: name(n), by: by() }).collect();
+    for attempt in &attempts {
+        assert!((512..1_024).contains(&watch.asks(1, attempt)));
+    }
+    let end = |fence: usize| {
+        let mut loss = loss(fence as u64, Some(LossCause::Forced), None);
+        loss.resource = name(fence % attempts.len());
+        watch.ended(&loss);
+    };
+    (0..ENDS_PER_CLIENT_MAX).for_each(end);
+    let held = memory.total_bytes();
+    let each = (held / ENDS_PER_CLIENT_MAX) as usize;
+    assert!((512 + 128..1_024).contains(&each), "{each} bytes each");
+    watch.answered(1, &attempts[0]);
+    assert_eq!(memory.total_bytes(), held - held.div_ceil(100));
+    (0..ENDS_PER_CLIENT_MAX / 100).for_each(|n| end(100 * n + 1));
+    assert!(!inbox.overflowed());
+    end(1);
+    assert!(inbox.overflowed() && !watch.has_clients(), "one more");
+    drop(inbox);
+    assert_eq!(memory.total_bytes(), 0);
+}
+
+/// A table that all share keeps the command of no client.
+#[test]
+fn an_attempt_is_a_copy_of_its_names() {
+    let (watch, _inbox, memory) = watch();
+    let _second = watch.start(&memory.open(2));
+    let command = Bytes::from(vec![b'x'; 1 << 20]);
+    let by = AttemptBy::Owner(command.slice(10..20));
+    let large = Attempt { db: 0, resource: command.slice(..10), by };
+    watch.asks(1, &large);
+    watch.asks(2, &large);
+    drop(large);
+    assert!(command.is_unique());
+}
+
 /// Two attempts at one lock in flight, one of them a transaction, by a client that watches the session: whichever is told of the grant.
 #[test]
 fn an_end_during_several_attempts_is_told_once() {
@@ -346,14 +413,14 @@ fn an_end_during_several_attempts_is_told_once() {
         let (watch, mut inbox, _memory) = watch();
         assert!(watch.watch_session(1, SessionId(7), UserTag::DEFAULT));
         let attempts = [first.clone(), if first == by_owner() { transaction() } else { by_owner() }];
-        attempts.iter().for_each(|attempt| watch.asks(1, attempt.clone()));
+        attempts.iter().for_each(|attempt| drop(watch.asks(1, attempt)));
         watch.ended(&loss(5, Some(LossCause::Expired), Some(7)));
         if is_told {
             watch.granted(1, &first, told(5, 100));
         }
         attempts.iter().for_each(|attempt| watch.answered(1, attempt));
         let wanted = [(NoticeKind::Lost, 5, "expired")];
-        assert_eq!(notices(&mut inbox), wanted[..usize::from(is_told)], "{first:?}, told: {is_told}");
+        assert_eq!(notices(&mut inbox), wanted, "{first:?}, told: {is_told}");
         assert!(watch.is_idle());
     }
 }
@@ -406,12 +473,14 @@ fn a_look_at_a_grant_does_not_tell_its_end() {
 #[test]
 fn a_client_that_does_not_read_is_disconnected() {
     let (watch, inbox, memory) = watch();
+    let woken = Arc::new(Woken::default());
     for fence in 1..=UNREAD_MAX as u64 + 1 {
-        assert!(!inbox.overflowed());
+        inbox.poll_overflow(&Context::from_waker(&Waker::from(Arc::clone(&woken))));
+        assert!(!inbox.overflowed() && !woken.0.load(Ordering::Relaxed));
         grant(&watch, fence, 100);
         watch.ended(&loss(fence, Some(LossCause::Expired), None));
     }
-    assert!(inbox.overflowed());
+    assert!(inbox.overflowed() && woken.0.load(Ordering::Relaxed), "also where it has no room for more");
     assert!(!watch.has_clients());
     drop(inbox);
     assert_eq!(memory.total_bytes(), 0);
@@ -422,7 +491,7 @@ fn a_client_that_does_not_read_is_disconnected() {
 fn a_renewal_is_believed_to_last_longer_when_the_state_says_so() {
     let (watch, mut inbox, _memory) = watch();
     let grant = |fence, lease_ms| {
-        watch.asks(1, by_owner());
+        watch.asks(1, &by_owner());
         watch.granted(1, &by_owner(), ToldGrant { in_session: true, ..told(fence, lease_ms) });
         watch.answered(1, &by_owner());
     };
@@ -449,7 +518,7 @@ fn a_renewal_is_believed_to_last_longer_when_the_state_says_so() {
 #[test]
 fn a_retry_that_names_no_session_keeps_the_one_there_is() {
     let (watch, _inbox, _memory) = watch();
-    watch.asks(1, by_owner());
+    watch.asks(1, &by_owner());
     watch.granted(1, &by_owner(), ToldGrant { in_session: true, ..told(5, 100) });
     watch.answered(1, &by_owner());
     assert!(watch.take_to_look_up().is_empty());
@@ -468,7 +537,7 @@ fn a_grant_that_is_told_again_is_lost_again() {
     let (watch, mut inbox, _memory) = watch();
     grant(&watch, 5, 100);
     watch.missed();
-    watch.asks(1, by_owner());
+    watch.asks(1, &by_owner());
     found(&watch, key(5), GrantState::Ended { reason: Reason::Expired, successor: None });
     watch.granted(1, &by_owner(), told(5, 100));
     watch.answered(1, &by_owner());
@@ -495,7 +564,7 @@ fn a_conversion_that_keeps_its_fence_is_told_of_its_end_once() {
             assert!(watch.watch_session(1, SessionId(9), UserTag::DEFAULT));
         }
         let kept = attempt(AttemptBy::Kept(Fence(5)));
-        watch.asks(1, kept.clone());
+        watch.asks(1, &kept);
         let mut shared = loss(5, Some(LossCause::Forced), Some(9));
         shared.mode = LockMode::Shared;
         watch.ended(&shared);
@@ -518,7 +587,7 @@ fn a_conversion_that_keeps_its_fence_is_told_of_its_end_once() {
 fn a_conversion_that_is_refused_tells_nothing_of_the_others_grant() {
     let (watch, mut inbox, _memory) = watch();
     let kept = attempt(AttemptBy::Kept(Fence(5)));
-    watch.asks(1, kept.clone());
+    watch.asks(1, &kept);
     watch.ended(&loss(5, Some(LossCause::Forced), None));
     watch.answered(1, &kept);
     assert_eq!(notices(&mut inbox), []);

@@ -220,8 +220,8 @@ impl CommandContext {
         let user = self.client.user.tag;
         if self.client.losses.is_some() {
             let asked = AskedLocks::read(blob);
-            let attempts = asked.as_ref().map_or(0, |asked| self.note_asked(asked));
-            return AfterReply::Granted { blob: blob.clone(), attempts, user };
+            let attempts_bytes = asked.as_ref().map_or(0, |asked| self.note_asked(asked));
+            return AfterReply::Granted { blob: blob.clone(), attempts_bytes, user };
         }
         if let Command::Acquire { db, resource, session, .. }
         | Command::AcquireWith { db, resource, session, .. } = command
@@ -233,7 +233,7 @@ impl CommandContext {
             self.replies.asked_names.push(resource);
             return AfterReply::GrantedOne { db: *db, in_session: true, converts: Some(*fence), user };
         }
-        AfterReply::Granted { blob: blob.clone(), attempts: 0, user }
+        AfterReply::Granted { blob: blob.clone(), attempts_bytes: 0, user }
     }
 
     /// What the client releases it does not lose.

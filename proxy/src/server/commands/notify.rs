@@ -98,13 +98,13 @@ impl CommandContext {
         }
     }
 
-    /// The client is about to ask for locks: of their loss it hears behind the answer. How many attempts wait for it.
+    /// The client is about to ask for locks: of their loss it hears behind the answer. How many bytes are kept of that until then.
     pub(super) fn note_asked(&self, asked: &AskedLocks) -> usize {
         if self.client.losses.is_none() {
             return 0;
         }
         let client = self.client.info.id;
-        asked.attempts().map(|attempt| self.server.losses.asks(client, attempt)).count()
+        asked.attempts().map(|attempt| self.server.losses.asks(client, &attempt)).sum()
     }
 
     /// The answer to a command that may be granted locks. `granted`: what the client gets to see of it.

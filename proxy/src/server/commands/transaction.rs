@@ -157,7 +157,7 @@ impl CommandContext {
             false => IfAbandoned::ReleaseGrantsOf(nameless),
         };
         let grants = locks.iter().filter(|lock| matches!(lock.step, LockStep::Grants { .. }));
-        let attempts = grants.map(|lock| self.note_asked(&AskedLocks::in_transaction(lock))).sum();
+        let attempts_bytes = grants.map(|lock| self.note_asked(&AskedLocks::in_transaction(lock))).sum();
         let blob = transaction.encode(user, db, resp, self.member(), &self.client.watched, rights.as_deref());
         let pending = self.server.tier2.submit_for(
             self.client.info.id,
@@ -169,7 +169,7 @@ impl CommandContext {
         );
         self.await_call(in_flight, Source::Tier2(pending), false, if_abandoned);
         self.replies.large_calls += 1;
-        let asked = TransactionAsked { selects, answered_here, locks, attempts, user };
+        let asked = TransactionAsked { selects, answered_here, locks, attempts_bytes, user };
         self.then(AfterReply::Transaction(Box::new(asked)));
         if let Some(AwaitedReply::Call(call)) = self.replies.awaited.back_mut() {
             call.admin_acts = admin_acts;

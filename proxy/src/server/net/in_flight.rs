@@ -4,7 +4,7 @@
 //! the commands keeps their order. A command of another kind waits until nothing is in flight, so that a client which pipelines
 //! "write the data, release the lock" never has the second overtake the first.
 
-use crate::events::{GrantKey, SubscriptionKind, ATTEMPT_BYTES};
+use crate::events::{GrantKey, SubscriptionKind};
 use crate::metrics::ServedBy;
 use crate::node_api::{AdminActs, OwnedQuery};
 use crate::server::access::audit::{self, AuditDraft};
@@ -114,8 +114,8 @@ pub enum AfterReply {
     /// A command that may be granted locks: if the client loses them it is told. Holds the command, and whose it is.
     Granted {
         blob: Bytes,
-        /// Places in the table of losses that it has until it is answered.
-        attempts: usize,
+        /// What the table of losses keeps of it until it is answered.
+        attempts_bytes: usize,
         user: UserTag,
     },
     /// The same of one lock, and nobody is told yet. Its name is the first of those asked for.
@@ -159,8 +159,8 @@ pub struct TransactionAsked {
     pub selects: Vec<(usize, u32)>,
     pub answered_here: Vec<(usize, AnsweredHere)>,
     pub locks: Vec<LockInTransaction>,
-    /// Places in the table of losses that it has until it is answered.
-    pub attempts: usize,
+    /// What the table of losses keeps of it until it is answered.
+    pub attempts_bytes: usize,
     pub user: UserTag,
 }
 
@@ -170,7 +170,7 @@ impl AfterReply {
     pub fn bytes(&self) -> usize {
         let key_bytes = |key: &GrantKey| key.resource.len() + size_of::<GrantKey>();
         match self {
-            AfterReply::Granted { blob, attempts, .. } => blob.len() + attempts * ATTEMPT_BYTES,
+            AfterReply::Granted { blob, attempts_bytes, .. } => blob.len() + attempts_bytes,
             AfterReply::ReleasedWatched(keys) => keys.iter().map(key_bytes).sum(),
             AfterReply::Renewed(key) => key_bytes(key),
             AfterReply::Watch { keys, .. } => keys.iter().map(|key| key.len() + size_of::<Bytes>()).sum(),
@@ -194,7 +194,7 @@ impl TransactionAsked {
     pub fn bytes(&self) -> usize {
         let locks: usize = self.locks.iter().map(LockInTransaction::bytes).sum();
         let here: usize = self.answered_here.iter().map(|(_, answer)| answer.bytes()).sum();
-        locks + here + self.selects.len() * size_of::<(usize, u32)>() + self.attempts * ATTEMPT_BYTES
+        locks + here + self.selects.len() * size_of::<(usize, u32)>() + self.attempts_bytes
     }
 }
 

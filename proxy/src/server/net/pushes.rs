@@ -92,6 +92,9 @@ impl CommandContext {
     fn poll_losses(&mut self, context: &mut Context<'_>) -> Result<bool, Disconnect> {
         let mut moved = false;
         // Also where it has no room for more: it is not to believe that it heard everything.
+        if !self.has_room_for_pushes() {
+            self.client.losses.iter().for_each(|inbox| inbox.poll_overflow(context));
+        }
         if self.client.losses.as_ref().is_some_and(|inbox| inbox.overflowed()) {
             tracing::info!(client = self.client.info.id, "closing client: too many lost locks not read");
             return Err(Disconnect);
