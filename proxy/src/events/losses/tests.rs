@@ -148,7 +148,9 @@ fn a_loss_under_a_session_is_told_though_its_owner_is_granted_something_else() {
         let (watch, mut inbox, memory) = watch();
         assert!(watch.watch_session(1, SessionId(9), UserTag::DEFAULT));
         let attempts = [by_owner(), attempt(AttemptBy::Conversion)];
-        attempts.iter().for_each(|attempt| drop(watch.asks(1, attempt)));
+        for attempt in &attempts {
+            watch.asks(1, attempt);
+        }
         watch.ended(&loss(5, Some(LossCause::Forced), Some(9)));
         watch.ended(&loss(6, None, Some(9)));
         assert_eq!(notices(&mut inbox), []);
@@ -413,7 +415,9 @@ fn an_end_during_several_attempts_is_told_once() {
         let (watch, mut inbox, _memory) = watch();
         assert!(watch.watch_session(1, SessionId(7), UserTag::DEFAULT));
         let attempts = [first.clone(), if first == by_owner() { transaction() } else { by_owner() }];
-        attempts.iter().for_each(|attempt| drop(watch.asks(1, attempt)));
+        for attempt in &attempts {
+            watch.asks(1, attempt);
+        }
         watch.ended(&loss(5, Some(LossCause::Expired), Some(7)));
         if is_told {
             watch.granted(1, &first, told(5, 100));
