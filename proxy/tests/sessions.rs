@@ -4,10 +4,12 @@
 mod support;
 
 use std::time::{Duration, Instant};
-use support::{Client, Node};
+use support::{await_that, Client, Node};
 
 /// On a busy machine a client may itself be too late; then the session ends by right, and the attempt says nothing.
 const ATTEMPTS: usize = 20;
+/// That a connection may have.
+const SESSIONS_MAX: usize = 1_024;
 
 fn open(client: &mut Client, ttl: &str) -> String {
     client.ask(&["LOCK.SESSION", "OPEN", ttl]).trim_matches('"').to_owned()
@@ -74,4 +76,43 @@ fn a_session_shorter_than_a_batch_lives_while_its_client_is_blocked() {
     };
     let answers: Vec<String> = (0..ATTEMPTS).map(|_| waits()).take_while(|answer| answer != "nil").collect();
     assert!(answers.len() < ATTEMPTS, "never waited to the end: {answers:?}");
+}
+
+fn committed(client: &mut Client) -> u64 {
+    let info = client.ask(&["INFO", "redfence"]);
+    let (_, rest) = info.split_once("commit:").expect("INFO shows it");
+    rest.chars().take_while(char::is_ascii_digit).collect::<String>().parse().expect("a number")
+}
+
+/// As many as a connection may open, all of them over at once. Others are not held up by its commands, and it may open more.
+#[test]
+fn ended_sessions_cost_nothing_and_are_forgotten() {
+    const COMMANDS: usize = 20_000;
+    let node = Node::start(&[]);
+    let (mut client, mut other) = (node.connect(), node.connect());
+    let opened = client.pipeline(&["LOCK.SESSION OPEN 1"; SESSIONS_MAX]);
+    assert!(opened.iter().all(|reply| reply.starts_with('"')));
+    await_that("they have ended", || other.ask(&["INFO", "redfence"]).contains("sessions:0"));
+    let before = committed(&mut other);
+    client.pipeline(&["PING"; COMMANDS]);
+    let entries = committed(&mut other) - before;
+    assert!(entries < COMMANDS as u64 / 4, "{entries} entries for {COMMANDS} commands");
+    await_that("it may open one again", || client.ask(&["LOCK.SESSION", "OPEN", "600000"]).starts_with('"'));
+    let opened = client.pipeline(&["LOCK.SESSION OPEN 600000"; SESSIONS_MAX - 1]);
+    assert!(opened.iter().all(|reply| reply.starts_with('"')), "there is room for as many again");
+}
+
+/// Closed by another connection.
+#[test]
+fn what_others_have_closed_makes_room() {
+    let node = Node::start(&[]);
+    let (mut client, mut other) = (node.connect(), node.connect());
+    let opened = client.pipeline(&["LOCK.SESSION OPEN 600000"; SESSIONS_MAX]);
+    let refused = client.ask(&["LOCK.SESSION", "OPEN", "600000"]);
+    assert!(refused.starts_with("-ERR this connection has opened 1024 sessions"), "{refused}");
+    let ids = opened.iter().map(|id| format!("LOCK.SESSION CLOSE {}", id.trim_matches('"')));
+    let closes: Vec<String> = ids.take(10).collect();
+    let closes: Vec<&str> = closes.iter().map(String::as_str).collect();
+    assert_eq!(other.pipeline(&closes), ["0"; 10]);
+    await_that("there is room", || client.ask(&["LOCK.SESSION", "OPEN", "600000"]).starts_with('"'));
 }

@@ -17,7 +17,7 @@ pub(super) const MEMORY_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// What a script may allocate beyond its limit before the allocator itself refuses: between the two it is stopped in order.
 pub(super) const MEMORY_BYTES_SLACK: usize = 256 * 1024;
 /// Estimated work between two looks at the meter.
-const UNCHECKED_NS_MAX: u64 = 200_000;
+pub(super) const UNCHECKED_NS_MAX: u64 = 200_000;
 /// Estimate of a step that touches little memory.
 const STEP_NS: u64 = 20;
 /// Bytes that one step may touch in a nanosecond.

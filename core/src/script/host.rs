@@ -25,6 +25,8 @@ const CALL_NS: u64 = 500;
 const KEY_NS: u64 = 600;
 const RECORD_NS: u64 = 60;
 const ELEMENT_NS: u64 = 60;
+/// A look at a lock may show a thousand holders: the meter is read before each.
+const LOOK_NS: u64 = super::budget::UNCHECKED_NS_MAX;
 
 /// The keys a script works on, seen from inside the VM.
 pub(super) trait Host {
@@ -153,7 +155,7 @@ impl Running<'_, '_> {
             return Err(Stop::Effects);
         }
         let mut ns = CALL_NS + bytes as u64;
-        let Some(row) = argv.first().and_then(|name| table::find(name)) else { return Ok(ns) };
+        let Some(row) = argv.first().and_then(|name| table::find(name)) else { return Ok(ns + LOOK_NS) };
         match row.name {
             "keys" | "dbsize" | "randomkey" => ns += self.overlay.records() as u64 * RECORD_NS,
             "scan" => {

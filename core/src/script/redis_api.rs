@@ -166,7 +166,9 @@ fn call(lua: &Lua, args: &MultiValue, budget: &Budget) -> Result<(bool, Value)> 
 fn elements(reply: &Reply) -> usize {
     match reply {
         Reply::Array(items) | Reply::Set(items) => 1 + items.iter().map(elements).sum::<usize>(),
-        Reply::Map(pairs) => pairs.len() * 2,
+        Reply::Map(pairs) => {
+            1 + pairs.iter().map(|(key, value)| elements(key) + elements(value)).sum::<usize>()
+        }
         Reply::Granted { .. }
         | Reply::GrantedMany { .. }
         | Reply::Released

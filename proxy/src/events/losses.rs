@@ -38,7 +38,7 @@ use table::{LossTable, NotedGrant, NotifiedClient, WatchedSession};
 use tokio::sync::mpsc;
 
 const GRANTS_PER_CLIENT_MAX: usize = 65_536;
-const SESSIONS_PER_CLIENT_MAX: usize = 64;
+const SESSIONS_PER_CLIENT_MAX: usize = 1_024;
 /// As many as it may hold: all may end at once.
 const UNREAD_MAX: usize = GRANTS_PER_CLIENT_MAX;
 const ENDS_PER_ATTEMPT_MAX: usize = 1_024;

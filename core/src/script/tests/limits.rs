@@ -123,6 +123,28 @@ fn no_single_step_runs_on() {
     assert!(worst.0.as_secs() < 2, "{worst:?}");
 }
 
+/// One may show a thousand holders, and takes milliseconds.
+#[test]
+fn the_meter_is_read_for_each_look_at_a_lock() {
+    struct Reads(usize);
+    impl CpuMeter for Reads {
+        fn elapsed_us(&mut self) -> u64 {
+            self.0 += 1;
+            0
+        }
+    }
+    let bench = Bench::new();
+    for look in ["LOCK.INFO", "LOCK.QUEUE", "LOCK.EXPLAIN"] {
+        let body = format!("for i = 1, 40 do redis.call('{look}', 'k') end");
+        let mut blob = Vec::new();
+        let argv = [b"EVAL".as_slice(), body.as_bytes(), b"0"].into_iter().collect();
+        Command::Redis { db: 0, resp: Resp::Two, member: None, argv }.encode(&mut blob);
+        let mut reads = Reads(0);
+        bench.engine.run(&bench.machine, bench.stamp, &blob, &mut reads);
+        assert!(reads.0 >= 40, "{look}: {}", reads.0);
+    }
+}
+
 #[test]
 fn what_is_within_the_limits_runs() {
     let mut bench = Bench::new();

@@ -3,17 +3,25 @@
 //! A command only sets a flag on its connection's [`ConnectionSessions`]. Five times a second one task gathers the sessions of all slots that were
 //! active, or whose client is blocked in a WAIT, and reports them to Tier 2 at once: one batched entry, however many clients.
 //!
-//! A batch is applied up to [`BATCH_LATE_MS`] after the command it speaks of. A session that would end before that is reported by itself,
-//! as if its client had sent `LOCK.SESSION KEEPALIVE`.
+//! A batch is applied up to [`BATCH_LATE_MS`] after the command it speaks of. A session that would end before that is reported at once, with
+//! all others that are in a hurry by then, and a bounded number of them a second ([`PAUSE_PER_SESSION`]).
+//!
+//! A session may end while its connection goes on: closed by another one, or because nothing came for too long. Connections with many
+//! sessions, or with short ones, are looked through once a second, and what has ended is forgotten.
 
 use crate::clock::Clock;
+use crate::node_api::OwnedQuery;
 use crate::tier2::handle::Tier2Handle;
 use redfence_core::machine::Command;
-use redfence_core::types::SessionId;
-use rustc_hash::FxHashMap;
+use redfence_core::reply::Reply;
+use redfence_core::types::{SessionId, SessionScope};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::MissedTickBehavior;
 
 /// How often sessions of a short ttl are looked at while their clients are blocked, and after how many of these looks all are reported.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
@@ -23,22 +31,53 @@ const BATCH_LATE_MS: u64 = 600;
 /// Below this ttl, being blocked has to be reported more often than by batches.
 const SHORT_TTL_MS: u64 = 1_000;
 
-/// Sessions one connection may have opened and not closed. One more is refused.
+/// After a report of sessions in a hurry the next one waits for so long for each of them.
+const PAUSE_PER_SESSION: Duration = Duration::from_micros(4);
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+/// Sessions in one report of those in a hurry, and looked for at once.
+const SESSIONS_AT_ONCE_MAX: usize = 1024;
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+/// Connections with fewer sessions, none of them short, are not looked through: what has ended there costs nothing.
+const SWEPT_FROM: usize = 64;
+
+/// Sessions one connection may have opened that have not ended. One more is refused.
 pub const SESSIONS_PER_CONNECTION_MAX: usize = 1024;
+
+#[derive(Clone, Copy, Debug)]
+struct OwnSession {
+    id: SessionId,
+    ttl_ms: u64,
+    /// It was opened: if it is not there, it has ended.
+    is_open: bool,
+}
 
 /// The sessions of one connection.
 #[derive(Debug)]
 pub struct ConnectionSessions {
     number: u64,
-    /// With the ttl each was opened with.
-    ids: Mutex<Vec<(SessionId, u64)>>,
+    all: Mutex<Vec<OwnSession>>,
     touched: AtomicBool,
+    is_in_line: AtomicBool,
     waiting: AtomicBool,
     shortest_ttl_ms: AtomicU64,
     reported_ms: AtomicU64,
+    swept_ms: AtomicU64,
 }
 
 impl ConnectionSessions {
+    fn new(number: u64) -> ConnectionSessions {
+        ConnectionSessions {
+            number,
+            all: Mutex::default(),
+            touched: AtomicBool::new(false),
+            is_in_line: AtomicBool::new(false),
+            waiting: AtomicBool::new(false),
+            shortest_ttl_ms: AtomicU64::new(u64::MAX),
+            reported_ms: AtomicU64::new(0),
+            swept_ms: AtomicU64::new(0),
+        }
+    }
+
     fn touch(&self) {
         self.touched.store(true, Ordering::Relaxed);
     }
@@ -63,12 +102,12 @@ impl ConnectionSessions {
     }
 
     fn add(&self, id: SessionId, ttl_ms: u64, now_ms: u64) -> bool {
-        let mut ids = self.ids();
-        let room = ids.len() < SESSIONS_PER_CONNECTION_MAX;
+        let mut all = self.all();
+        let room = all.len() < SESSIONS_PER_CONNECTION_MAX;
         if room {
-            ids.push((id, ttl_ms));
+            all.push(OwnSession { id, ttl_ms, is_open: false });
             self.shortest_ttl_ms.fetch_min(ttl_ms, Ordering::Relaxed);
-            if ids.len() == 1 {
+            if all.len() == 1 {
                 self.reported_ms.store(now_ms, Ordering::Relaxed);
             }
         }
@@ -76,10 +115,19 @@ impl ConnectionSessions {
     }
 
     pub fn forget(&self, id: SessionId) {
-        let mut ids = self.ids();
-        ids.retain(|(known, _)| *known != id);
-        let shortest_ttl_ms = ids.iter().map(|(_, ttl_ms)| *ttl_ms).min().unwrap_or(u64::MAX);
+        self.forget_each(|known| known == id);
+    }
+
+    fn forget_each(&self, forgets: impl Fn(SessionId) -> bool) {
+        let mut all = self.all();
+        all.retain(|own| !forgets(own.id));
+        let shortest_ttl_ms = all.iter().map(|own| own.ttl_ms).min().unwrap_or(u64::MAX);
         self.shortest_ttl_ms.store(shortest_ttl_ms, Ordering::Relaxed);
+    }
+
+    /// The session is there.
+    pub fn opened(&self, id: SessionId) {
+        self.all().iter_mut().filter(|own| own.id == id).for_each(|own| own.is_open = true);
     }
 
     /// Whether it was opened here.
@@ -91,11 +139,20 @@ impl ConnectionSessions {
     /// The ttl of a session that was opened here.
     #[must_use]
     pub fn ttl_ms(&self, id: SessionId) -> Option<u64> {
-        self.ids().iter().find(|(known, _)| *known == id).map(|(_, ttl_ms)| *ttl_ms)
+        self.all().iter().find(|own| own.id == id).map(|own| own.ttl_ms)
     }
 
-    fn ids(&self) -> std::sync::MutexGuard<'_, Vec<(SessionId, u64)>> {
-        self.ids.lock().expect("mutex poisoned")
+    fn ids(&self) -> Vec<SessionId> {
+        self.all().iter().map(|own| own.id).collect()
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<OwnSession>> {
+        self.all.lock().expect("mutex poisoned")
+    }
+
+    /// Whether sessions that have ended would be in the way.
+    fn is_swept(&self) -> bool {
+        self.shortest_ttl_ms.load(Ordering::Relaxed) < SHORT_TTL_MS || self.all().len() >= SWEPT_FROM
     }
 }
 
@@ -108,6 +165,16 @@ pub struct SessionKeepalive {
     connections: Mutex<FxHashMap<u64, Arc<ConnectionSessions>>>,
     /// Those of them that have, or had, a session of a short ttl.
     short: Mutex<FxHashMap<u64, Arc<ConnectionSessions>>>,
+    /// Those with sessions in a hurry.
+    line: Mutex<VecDeque<Arc<ConnectionSessions>>>,
+    in_line: Arc<Notify>,
+}
+
+impl Drop for SessionKeepalive {
+    fn drop(&mut self) {
+        // Its task ends.
+        self.in_line.notify_one();
+    }
 }
 
 impl SessionKeepalive {
@@ -121,11 +188,15 @@ impl SessionKeepalive {
             next: AtomicU64::new(0),
             connections: Mutex::default(),
             short: Mutex::default(),
+            line: Mutex::default(),
+            in_line: Arc::default(),
         });
+        tokio::spawn(report_line(Arc::downgrade(&session_keepalive), Arc::clone(&session_keepalive.in_line)));
+        tokio::spawn(sweep(Arc::downgrade(&session_keepalive)));
         let weak = Arc::downgrade(&session_keepalive);
         tokio::spawn(async move {
             let mut every = tokio::time::interval(LOOK_EVERY);
-            every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            every.set_missed_tick_behavior(MissedTickBehavior::Delay);
             for look in 0_u32.. {
                 every.tick().await;
                 let Some(session_keepalive) = weak.upgrade() else { return };
@@ -142,14 +213,7 @@ impl SessionKeepalive {
     #[must_use]
     pub fn register(&self) -> Arc<ConnectionSessions> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let sessions = Arc::new(ConnectionSessions {
-            number,
-            ids: Mutex::default(),
-            touched: AtomicBool::new(false),
-            waiting: AtomicBool::new(false),
-            shortest_ttl_ms: AtomicU64::new(u64::MAX),
-            reported_ms: AtomicU64::new(0),
-        });
+        let sessions = Arc::new(ConnectionSessions::new(number));
         self.connections.lock().expect("mutex poisoned").insert(number, Arc::clone(&sessions));
         sessions
     }
@@ -167,27 +231,65 @@ impl SessionKeepalive {
     }
 
     /// A command came in on a connection with sessions.
-    pub fn note_command(&self, sessions: &ConnectionSessions, now_ms: u64) {
+    pub fn note_command(&self, sessions: &Arc<ConnectionSessions>, now_ms: u64) {
         sessions.touch();
         if sessions.is_in_a_hurry(now_ms) {
-            self.report_alone(sessions, now_ms);
+            self.line_up(sessions, now_ms);
         }
     }
 
-    fn report_alone(&self, sessions: &ConnectionSessions, now_ms: u64) {
+    fn line_up(&self, sessions: &Arc<ConnectionSessions>, now_ms: u64) {
         sessions.reported_ms.store(now_ms, Ordering::Relaxed);
-        let ids = sessions.ids().iter().map(|(id, _)| *id).collect();
-        let mut blob = Vec::new();
-        Command::SessionsTouch { ids }.encode(&mut blob);
-        // Its reply says nothing; where the node has no room for it, the next batch has.
-        drop(self.tier2.submit(blob.into(), 0));
+        if !sessions.is_in_line.swap(true, Ordering::Relaxed) {
+            self.line.lock().expect("mutex poisoned").push_back(Arc::clone(sessions));
+            self.in_line.notify_one();
+        }
+    }
+
+    /// The first in line, as many as go into one report.
+    fn take_line(&self) -> Vec<SessionId> {
+        let mut line = self.line.lock().expect("mutex poisoned");
+        let mut ids = Vec::new();
+        while let Some(sessions) = line.front() {
+            // Whoever comes from now on stands in line again.
+            sessions.is_in_line.store(false, Ordering::Relaxed);
+            let more = sessions.ids();
+            if !ids.is_empty() && ids.len() + more.len() > SESSIONS_AT_ONCE_MAX {
+                break;
+            }
+            ids.extend(more);
+            line.pop_front();
+        }
+        ids
+    }
+
+    /// Those that have waited longest, of connections where ended ones would be in the way.
+    fn take_to_sweep(&self) -> Vec<(Arc<ConnectionSessions>, Vec<SessionId>)> {
+        let now_ms = self.clock.monotonic_ms();
+        let connections = self.connections.lock().expect("mutex poisoned");
+        let mut swept: Vec<_> =
+            connections.values().filter(|sessions| sessions.is_swept()).cloned().collect();
+        drop(connections);
+        swept.sort_unstable_by_key(|sessions| sessions.swept_ms.load(Ordering::Relaxed));
+        let mut taken = Vec::new();
+        let mut count = 0;
+        for sessions in swept {
+            let opened: Vec<_> = sessions.all().iter().filter(|own| own.is_open).map(|own| own.id).collect();
+            count += opened.len();
+            if count > SESSIONS_AT_ONCE_MAX {
+                break;
+            }
+            sessions.swept_ms.store(now_ms, Ordering::Relaxed);
+            taken.push((sessions, opened));
+        }
+        taken
     }
 
     fn report_short(&self) {
         let now_ms = self.clock.monotonic_ms();
         for sessions in self.short.lock().expect("mutex poisoned").values() {
             if sessions.is_due_while_blocked(now_ms) {
-                self.report_alone(sessions, now_ms);
+                self.line_up(sessions, now_ms);
             }
         }
     }
@@ -196,8 +298,8 @@ impl SessionKeepalive {
     pub fn unregister(&self, sessions: &ConnectionSessions) {
         self.connections.lock().expect("mutex poisoned").remove(&sessions.number);
         self.short.lock().expect("mutex poisoned").remove(&sessions.number);
-        let ids = std::mem::take(&mut *sessions.ids());
-        self.tier2.orphan_sessions(ids.into_iter().map(|(id, _)| id).collect(), self.grace_ms);
+        let all = std::mem::take(&mut *sessions.all());
+        self.tier2.orphan_sessions(all.into_iter().map(|own| own.id).collect(), self.grace_ms);
     }
 
     fn report(&self) {
@@ -206,7 +308,7 @@ impl SessionKeepalive {
         let mut ids = Vec::new();
         for sessions in self.connections.lock().expect("mutex poisoned").values() {
             if sessions.touched.swap(false, Ordering::Relaxed) || sessions.waiting.load(Ordering::Relaxed) {
-                ids.extend(sessions.ids().iter().map(|(id, _)| *id));
+                ids.extend(sessions.ids());
                 sessions.reported_ms.store(now_ms, Ordering::Relaxed);
                 active.push(Arc::clone(sessions));
             }
@@ -217,19 +319,54 @@ impl SessionKeepalive {
     }
 }
 
+async fn report_line(weak: Weak<SessionKeepalive>, in_line: Arc<Notify>) {
+    loop {
+        in_line.notified().await;
+        loop {
+            let Some(session_keepalive) = weak.upgrade() else { return };
+            let ids = session_keepalive.take_line();
+            if ids.is_empty() {
+                break;
+            }
+            let pause = (PAUSE_PER_SESSION * ids.len() as u32).max(PAUSE_MIN);
+            let mut blob = Vec::new();
+            Command::SessionsTouch { ids: ids.into_iter().collect() }.encode(&mut blob);
+            // Its reply says nothing; where the node has no room for it, the next batch has.
+            drop(session_keepalive.tier2.submit(blob.into(), 0));
+            drop(session_keepalive);
+            tokio::time::sleep(pause).await;
+        }
+    }
+}
+
+async fn sweep(weak: Weak<SessionKeepalive>) {
+    let mut every = tokio::time::interval(SWEEP_EVERY);
+    every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        every.tick().await;
+        let Some(session_keepalive) = weak.upgrade() else { return };
+        for (sessions, opened) in session_keepalive.take_to_sweep() {
+            let ask =
+                |id| session_keepalive.tier2.query(OwnedQuery::Session { id, sessions: SessionScope::All });
+            let asked: Vec<_> = opened.into_iter().map(|id| (id, ask(id))).collect();
+            let mut ended = FxHashSet::default();
+            for (id, pending) in asked {
+                if matches!(pending.await, Reply::Error(refusal) if refusal.code() == "NOSESSION") {
+                    ended.insert(id);
+                }
+            }
+            sessions.forget_each(|id| ended.contains(&id));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn with_ttl(ttl_ms: u64) -> ConnectionSessions {
-        let sessions = ConnectionSessions {
-            number: 1,
-            ids: Mutex::default(),
-            touched: AtomicBool::new(false),
-            waiting: AtomicBool::new(true),
-            shortest_ttl_ms: AtomicU64::new(u64::MAX),
-            reported_ms: AtomicU64::new(0),
-        };
+        let sessions = ConnectionSessions::new(1);
+        sessions.set_waiting(true);
         assert!(sessions.add(SessionId(1), ttl_ms, 10_000));
         sessions
     }

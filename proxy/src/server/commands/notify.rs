@@ -57,7 +57,9 @@ impl CommandContext {
         };
         self.start_notifying();
         if !self.server.losses.watch_session(client, id, self.client.user.tag) {
-            return self.refuse(Refusal::new("ERR this connection is notified of 64 sessions already"));
+            return self.refuse(Refusal::new(
+                "ERR this connection is notified of 1024 sessions already; LOCK.NOTIFY OFF forgets them",
+            ));
         }
         let query = OwnedQuery::SessionLocks { id, sessions: self.client.user.session_scope() };
         self.await_notified(query, AfterReply::SessionLocks { id, before })

@@ -7,7 +7,8 @@ use crate::server::commands::fence_kind::FenceAnswer;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::{Disconnect, UNREAD_BYTES_MAX};
 use crate::server::net::in_flight::{
-    AfterReply, AwaitedCall, AwaitedReply, AwaitedSubscription, InFlight, Source, TransactionAsked,
+    AfterReply, AwaitedCall, AwaitedReply, AwaitedSubscription, InFlight, SessionStep, Source,
+    TransactionAsked,
 };
 use crate::server::stats::Answered;
 use crate::tier1::subscriber::NotSubscribed;
@@ -157,8 +158,12 @@ impl CommandContext {
     fn follow(&mut self, then: AfterReply, reply: Reply, is_told: bool) -> Reply {
         match (then, reply) {
             (AfterReply::Session(step), reply) => {
-                if let (Some(sessions), Some(id)) = (&self.client.sessions, step.forgets(&reply)) {
-                    sessions.forget(id);
+                if let Some(sessions) = &self.client.sessions {
+                    match (step, step.forgets(&reply)) {
+                        (_, Some(id)) => sessions.forget(id),
+                        (SessionStep::Opens(id), None) => sessions.opened(id),
+                        (SessionStep::Closes(_), None) => {}
+                    }
                 }
                 reply
             }
