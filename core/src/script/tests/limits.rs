@@ -133,7 +133,7 @@ fn the_meter_is_read_for_each_look_at_a_lock() {
             0
         }
     }
-    let bench = Bench::new();
+    let mut bench = Bench::new();
     for look in ["LOCK.INFO", "LOCK.QUEUE", "LOCK.EXPLAIN"] {
         let body = format!("for i = 1, 40 do redis.call('{look}', 'k') end");
         let mut blob = Vec::new();
