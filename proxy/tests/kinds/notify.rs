@@ -24,6 +24,16 @@ fn short_grant(client: &mut Client, resource: &str) -> u64 {
     panic!("no grant of {resource} was told within 10 s");
 }
 
+/// The others stand still, and the first node has noticed. A client of it.
+fn cut_off(nodes: &[Node]) -> Client {
+    nodes[1..].iter().for_each(|node| node.process.signal("STOP"));
+    let mut client = nodes[0].connect();
+    await_that("it knows that it is cut off", || {
+        client.ask(&words("LOCK.CLUSTER INFO")).contains("\"quorum\", 0")
+    });
+    client
+}
+
 fn lost(resource: &str, fence: u64, cause: &str, successor: &str) -> String {
     format!(">(\"lock-lost\", \"{resource}\", {fence}, \"{cause}\", {successor})")
 }
@@ -236,12 +246,8 @@ fn a_lock_of_a_session_is_not_doubted_early() {
     // Both leave in one write, and the others stop before anything can be looked up.
     client.send(&words(&format!("LOCK.ACQUIRE s 0 SESSION {id}")));
     let reply = client.receive();
-    nodes[1..].iter().for_each(|node| node.process.signal("STOP"));
     assert!(fence_of(&reply) > 0);
-    let mut other = nodes[0].connect();
-    await_that("it knows that it is cut off", || {
-        other.ask(&words("LOCK.CLUSTER INFO")).contains("\"quorum\", 0")
-    });
+    cut_off(&nodes);
     let early = client.hears_nothing_for(Duration::from_secs(1));
     nodes[1..].iter().for_each(|node| node.process.signal("CONT"));
     assert!(early, "it was told to doubt the lock long before half of the session's ttl");
@@ -256,11 +262,7 @@ fn a_lock_whose_release_was_refused_is_watched() {
     let mut client = resp3(&nodes[0]);
     let fences = ["a", "b", "c"].map(|name| grant(&mut client, &format!("LOCK.ACQUIRE {name} 600000")));
     let [a, b, c] = fences.map(|fence| fence.to_string());
-    nodes[1..].iter().for_each(|node| node.process.signal("STOP"));
-    let mut other = nodes[0].connect();
-    await_that("it knows that it is cut off", || {
-        other.ask(&words("LOCK.CLUSTER INFO")).contains("\"quorum\", 0")
-    });
+    let mut other = cut_off(&nodes);
     // What follows in the same pipeline counts too.
     client.send(&["LOCK.RELEASE", "a", &a]);
     client.send(&["LOCK.MRELEASE", "2", "b", &b, "c", &c]);
@@ -350,11 +352,7 @@ fn who_asks_during_an_outage_is_told_to_doubt() {
     nodes.iter().for_each(runs_version_2);
     let mut client = resp3(&nodes[0]);
     let fence = grant(&mut client, "LOCK.ACQUIRE x 4000");
-    nodes[1..].iter().for_each(|node| node.process.signal("STOP"));
-    let mut other = nodes[0].connect();
-    await_that("it knows that it is cut off", || {
-        other.ask(&words("LOCK.CLUSTER INFO")).contains("\"quorum\", 0")
-    });
+    cut_off(&nodes);
     assert_eq!(client.ask(&words("LOCK.NOTIFY ON")), "OK");
     let told = client.receive();
     nodes[1..].iter().for_each(|node| node.process.signal("CONT"));
@@ -384,11 +382,7 @@ fn what_was_released_is_not_doubted() {
     assert_eq!(client.ask(&["LOCK.RELEASE", "s", &exclusive.to_string()]), "(1, \"ok\")");
     let held = grant(&mut client, "LOCK.ACQUIRE x 8000");
 
-    nodes[1..].iter().for_each(|node| node.process.signal("STOP"));
-    let mut other = nodes[0].connect();
-    await_that("it knows that it is cut off", || {
-        other.ask(&words("LOCK.CLUSTER INFO")).contains("\"quorum\", 0")
-    });
+    cut_off(&nodes);
     assert_eq!(client.ask(&words("LOCK.NOTIFY ON")), "OK");
     let told = client.receive();
     let is_all = client.hears_nothing_for(QUIET);

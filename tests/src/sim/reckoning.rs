@@ -17,8 +17,6 @@ const CATCH_UP_MS_MAX: u64 = 30_000;
 const CONFIRMED_MS_MAX: u64 = 60_000;
 /// Nodes are watched at rest for so long at least.
 const REST_MS_MIN: u64 = 2_000;
-/// The first or a later look at nodes that have nothing to do must find them at rest.
-const REST_LOOKS_MAX: u32 = 3;
 const LOOK_EVERY_US: u64 = 50_000;
 
 #[must_use]
@@ -226,21 +224,9 @@ impl World {
         self.fail(format!("members have not caught up {CATCH_UP_MS_MAX} ms after healing: {applied:?}"));
     }
 
-    /// While nobody asks for anything and locks run out, nodes sleep most of the time: if not at once, then soon. Five nodes that have just
-    /// made snapshots confirm them one after the other.
+    /// While nobody asks for anything and locks run out, nodes sleep most of the time. Every member's
+    /// acknowledgement wakes the leader, so a large cluster may wake it more often.
     fn demand_rest(&mut self) {
-        let mut restless = None;
-        for _ in 0..REST_LOOKS_MAX {
-            restless = self.restless();
-            if restless.is_none() {
-                return;
-            }
-        }
-        restless.into_iter().for_each(|why| self.fail(why));
-    }
-
-    /// Every member's acknowledgement wakes the leader, so a large cluster may wake it more often.
-    fn restless(&mut self) -> Option<String> {
         let before: Vec<u64> = self.kernel.hosts.values().map(|host| host.turns).collect();
         let start_us = self.kernel.now_us;
         let looked_at_ms = self.plan.longest_hold_ms().min(REST_MS_MIN);
@@ -251,7 +237,9 @@ impl World {
             self.kernel.hosts.values().zip(before).map(|(host, before)| (host.id, host.turns - before));
         let turns_max = rest_ms / 10 * (self.members().len() as u64).max(5);
         let restless = turns.max_by_key(|(_, turns)| *turns).filter(|(_, turns)| *turns > turns_max);
-        restless.map(|(id, turns)| format!("node {id} does not rest: {turns} turns in {rest_ms} quiet ms"))
+        if let Some((id, turns)) = restless {
+            self.fail(format!("node {id} does not rest: {turns} turns in {rest_ms} quiet ms"));
+        }
     }
 
     fn applied(&self, id: NodeId) -> Option<u64> {

@@ -180,6 +180,9 @@ impl NotifiedClient {
     /// Ends that wait beside the attempt no more: none of them is the end of its grant. What is to be told of them: those of sessions that the
     /// client watches.
     fn let_go(&mut self, attempt: &Attempt, ends: VecDeque<EndMeanwhile>) -> Vec<LossNotice> {
+        if ends.is_empty() {
+            return Vec::new();
+        }
         let bytes = ends.iter().map(EndMeanwhile::bytes).sum();
         self.ends -= ends.len();
         self.ends_bytes -= bytes;
@@ -187,15 +190,15 @@ impl NotifiedClient {
         let mut notices = Vec::new();
         for end in ends.into_iter().filter(|end| end.of_session) {
             if let Some(notice) = end.notice {
-                self.is_told(attempt, end.fence, end.owner);
+                self.drop_notices(attempt, end.fence, end.owner);
                 notices.push(notice);
             }
         }
         notices
     }
 
-    /// The end of a grant is told: it is not behind another attempt at the lock.
-    fn is_told(&mut self, attempt: &Attempt, fence: Fence, owner: Bytes) {
+    /// The end of a grant is told with this attempt: not once more with another at the same lock.
+    fn drop_notices(&mut self, attempt: &Attempt, fence: Fence, owner: Bytes) {
         let kept = AttemptBy::Kept(fence);
         for by in [AttemptBy::Owner(owner), AttemptBy::Conversion, kept, AttemptBy::Transaction] {
             let other = Attempt { by, ..attempt.clone() };
@@ -311,7 +314,7 @@ impl LossTable {
         let mut notices = record.let_go(attempt, earlier);
         let has_ended = ended.is_some();
         if let Some((owner, notice)) = ended {
-            record.is_told(attempt, key.fence, owner);
+            record.drop_notices(attempt, key.fence, owner);
             notices.extend(notice);
         }
         notices.into_iter().for_each(|notice| self.tell(client, notice));

@@ -166,8 +166,39 @@ pub struct SessionKeepalive {
     /// Those of them that have, or had, a session of a short ttl.
     short: Mutex<FxHashMap<u64, Arc<ConnectionSessions>>>,
     /// Those with sessions in a hurry.
-    line: Mutex<VecDeque<Arc<ConnectionSessions>>>,
+    line: Line,
     in_line: Arc<Notify>,
+}
+
+/// Connections in the order in which they came, each once.
+#[derive(Debug, Default)]
+struct Line(Mutex<VecDeque<Arc<ConnectionSessions>>>);
+
+impl Line {
+    /// False: it stands there already.
+    fn push(&self, sessions: &Arc<ConnectionSessions>) -> bool {
+        let is_new = !sessions.is_in_line.swap(true, Ordering::Relaxed);
+        if is_new {
+            self.0.lock().expect("mutex poisoned").push_back(Arc::clone(sessions));
+        }
+        is_new
+    }
+
+    /// The sessions of the first, as many as go into one report.
+    fn take(&self) -> Vec<SessionId> {
+        let mut line = self.0.lock().expect("mutex poisoned");
+        let mut ids = Vec::new();
+        while let Some(sessions) = line.front() {
+            if !ids.is_empty() && ids.len() + sessions.all().len() > SESSIONS_AT_ONCE_MAX {
+                break;
+            }
+            // A command that comes from now on is not in this report.
+            sessions.is_in_line.store(false, Ordering::Relaxed);
+            ids.extend(sessions.ids());
+            line.pop_front();
+        }
+        ids
+    }
 }
 
 impl Drop for SessionKeepalive {
@@ -188,7 +219,7 @@ impl SessionKeepalive {
             next: AtomicU64::new(0),
             connections: Mutex::default(),
             short: Mutex::default(),
-            line: Mutex::default(),
+            line: Line::default(),
             in_line: Arc::default(),
         });
         tokio::spawn(report_line(Arc::downgrade(&session_keepalive), Arc::clone(&session_keepalive.in_line)));
@@ -240,27 +271,9 @@ impl SessionKeepalive {
 
     fn line_up(&self, sessions: &Arc<ConnectionSessions>, now_ms: u64) {
         sessions.reported_ms.store(now_ms, Ordering::Relaxed);
-        if !sessions.is_in_line.swap(true, Ordering::Relaxed) {
-            self.line.lock().expect("mutex poisoned").push_back(Arc::clone(sessions));
+        if self.line.push(sessions) {
             self.in_line.notify_one();
         }
-    }
-
-    /// The first in line, as many as go into one report.
-    fn take_line(&self) -> Vec<SessionId> {
-        let mut line = self.line.lock().expect("mutex poisoned");
-        let mut ids = Vec::new();
-        while let Some(sessions) = line.front() {
-            // Whoever comes from now on stands in line again.
-            sessions.is_in_line.store(false, Ordering::Relaxed);
-            let more = sessions.ids();
-            if !ids.is_empty() && ids.len() + more.len() > SESSIONS_AT_ONCE_MAX {
-                break;
-            }
-            ids.extend(more);
-            line.pop_front();
-        }
-        ids
     }
 
     /// Those that have waited longest, of connections where ended ones would be in the way.
@@ -324,7 +337,7 @@ async fn report_line(weak: Weak<SessionKeepalive>, in_line: Arc<Notify>) {
         in_line.notified().await;
         loop {
             let Some(session_keepalive) = weak.upgrade() else { return };
-            let ids = session_keepalive.take_line();
+            let ids = session_keepalive.line.take();
             if ids.is_empty() {
                 break;
             }
@@ -389,6 +402,20 @@ mod tests {
         assert!(short.is_due_while_blocked(10_025));
         short.set_waiting(false);
         assert!(!short.is_due_while_blocked(10_090));
+    }
+
+    #[test]
+    fn each_connection_stands_in_line_once() {
+        let (line, first, second) = (Line::default(), Arc::new(with_ttl(5)), Arc::new(with_ttl(5)));
+        for id in 2..=SESSIONS_PER_CONNECTION_MAX as u64 {
+            assert!(second.add(SessionId(id), 5, 10_000));
+        }
+        assert!(line.push(&first) && line.push(&second) && !line.push(&second));
+        assert_eq!(line.take(), [SessionId(1)], "the second does not fit into the same report");
+        assert!(!line.push(&second) && line.push(&first));
+        assert_eq!(line.take().len(), SESSIONS_PER_CONNECTION_MAX);
+        assert_eq!(line.take(), [SessionId(1)]);
+        assert!(line.take().is_empty() && line.push(&second));
     }
 
     #[test]
