@@ -653,3 +653,145 @@ fn slow_digests_confirm_snapshots_with_one_of_three_down() {
         assert!(snapshots.len() > 3, "seed {seed}: {snapshots:?}");
     }
 }
+
+/// Node 2 takes a hundred seconds for a full digest, where the others take one turn.
+fn one_is_slow(config: &mut NodeConfig) {
+    config.snapshot_entries = 60;
+    config.log_keep_entries = 10;
+    config.cache_entries_max = 16;
+    if config.id == 2 {
+        config.digest_slice_ms = 100_000;
+    }
+}
+
+/// Two slices of a full digest.
+fn fill(cluster: &mut SimCluster, at: NodeId) {
+    for name in 0..1_500 {
+        cluster.submit(at, &acquire(&format!("held{name}"), "h", 100_000_000, 0), 0);
+    }
+    cluster.run_for(5_000);
+}
+
+/// With one of three down the slow one's word is needed: the other must not ask for so many more digests meanwhile that the one it is
+/// at work on is forgotten.
+#[test]
+fn a_slow_voter_confirms_with_one_of_three_down() {
+    for seed in 0..4 {
+        let mut cluster = settled_with(3, seed, one_is_slow);
+        let dead = cluster.ids().into_iter().find(|id| *id != 2 && *id != leader(&cluster)).expect("three");
+        cluster.crash(dead);
+        cluster.run_for(5_000);
+        let at = leader(&cluster);
+        fill(&mut cluster, at);
+        let mut snapshots = std::collections::BTreeSet::new();
+        for _ in 0..120 {
+            let at = leader(&cluster);
+            work(&mut cluster, at, 2);
+            cluster.run_for(15_000);
+            snapshots.insert(cluster.node(at).expect("runs").snapshot_index());
+        }
+        assert!(snapshots.len() > 3, "seed {seed}: {snapshots:?}");
+    }
+}
+
+/// With all of them up the others agree without it, and go on. It remembers what they came to.
+#[test]
+fn a_slow_voter_compares_with_what_the_others_came_to_long_ago() {
+    for seed in 0..4 {
+        let mut cluster = settled_with(3, seed, one_is_slow);
+        let at = leader(&cluster);
+        fill(&mut cluster, at);
+        let mut snapshots = std::collections::BTreeSet::new();
+        for _ in 0..100 {
+            let at = leader(&cluster);
+            work(&mut cluster, at, 40);
+            cluster.run_for(10_000);
+            snapshots.insert(cluster.node(2).expect("runs").snapshot_index());
+        }
+        assert!(snapshots.len() > 3, "seed {seed}: {snapshots:?}");
+        assert_eq!(quarantined(&cluster), NOBODY, "seed {seed}");
+
+        cluster.diverge(2, Divergence::State(1));
+        for _ in 0..40 {
+            let at = cluster.leader().filter(|id| *id != 2).unwrap_or(1);
+            cluster.submit(at, &acquire("busy", "b", 100, 0), 0);
+            cluster.run_for(10_000);
+        }
+        assert_eq!(quarantined(&cluster), [2], "seed {seed}");
+    }
+}
+
+fn backup_state(cluster: &mut SimCluster, at: NodeId, id: i64) -> Reply {
+    let read = cluster.read(at, OwnedQuery::Backup(Backup::Read { id: id as u64, offset: 0 }));
+    let Reply::Array(parts) = cluster.wait_for(read, 6_000) else { panic!("a piece of the backup") };
+    parts[0].clone()
+}
+
+/// What a memory cell has become while a backup is written, and is no more when the next digest is made, is in no backup: the records
+/// in it are compared themselves.
+#[test]
+fn a_backup_is_compared_by_its_own_records() {
+    for (seed, flips) in [(0, false), (1, true), (2, false), (3, true)] {
+        let mut cluster = settled_with(3, seed, rarely);
+        let at = if seed < 2 { leader(&cluster) } else { follower(&cluster) };
+        let busy = leader(&cluster);
+        work(&mut cluster, busy, 20);
+        let begin = cluster.read(at, OwnedQuery::Backup(Backup::Begin));
+        let Reply::Int(id) = cluster.wait_for(begin, 6_000) else { panic!("a number") };
+        let full_before = cluster.node(at).expect("runs").machine().last_full_index();
+        if flips {
+            cluster.diverge(at, Divergence::State(1));
+        }
+        let is_begun =
+            |cluster: &SimCluster| cluster.node(at).expect("runs").machine().last_full_index() > full_before;
+        while !is_begun(&cluster) {
+            cluster.run_for(1);
+        }
+        if flips {
+            cluster.diverge(at, Divergence::State(u64::MAX));
+        }
+        cluster.run_for(10_000);
+        match flips {
+            true => assert_eq!(quarantined(&cluster), [at], "seed {seed}"),
+            false => {
+                assert_eq!(quarantined(&cluster), NOBODY, "seed {seed}");
+                assert_eq!(backup_state(&mut cluster, at, id), Reply::Text("ready"), "seed {seed}");
+                let snapshot = cluster.node(at).expect("runs").snapshot_index();
+                let full = cluster.node(at).expect("runs").machine().last_full_index();
+                assert_eq!(snapshot, full, "seed {seed}: of the checkpoint itself");
+            }
+        }
+    }
+}
+
+/// All nodes make a backup at one time, and full digests take half a minute: none waits for long.
+#[test]
+fn backups_at_all_nodes_at_once() {
+    fn slow(config: &mut NodeConfig) {
+        config.snapshot_entries = 1_000_000;
+        config.digest_slice_ms = 15_000;
+    }
+    for seed in 0..4 {
+        let mut cluster = settled_with(3, seed, slow);
+        let at = leader(&cluster);
+        fill(&mut cluster, at);
+        let mut begun = Vec::new();
+        for id in cluster.ids() {
+            let begin = cluster.read(id, OwnedQuery::Backup(Backup::Begin));
+            let Reply::Int(number) = cluster.wait_for(begin, 6_000) else { panic!("a number") };
+            begun.push((id, number));
+            cluster.run_for(700 * seed);
+        }
+        // As a client that asks while it waits.
+        for _ in 0..9 {
+            cluster.run_for(10_000);
+            for (id, number) in &begun {
+                backup_state(&mut cluster, *id, *number);
+            }
+        }
+        for (id, number) in begun {
+            let state = backup_state(&mut cluster, id, number);
+            assert_eq!(state, Reply::Text("ready"), "seed {seed}: node {id}");
+        }
+    }
+}

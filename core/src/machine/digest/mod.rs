@@ -336,7 +336,7 @@ impl Machine {
     pub fn plant_divergence(&mut self, how: Divergence) {
         match how {
             Divergence::Answer(number) => self.digests.fold(number, number),
-            Divergence::State(number) => self.floor.0 = self.floor.0.saturating_add(number),
+            Divergence::State(number) => self.floor.0 = self.floor.0.wrapping_add(number),
         }
     }
 }
@@ -347,6 +347,6 @@ impl Machine {
 pub enum Divergence {
     /// It has answered something else than the others: the chain shows it.
     Answer(u64),
-    /// Its state differs, and no answer has shown it yet: only a full digest does.
+    /// Its state differs, and no answer has shown it yet: only a full digest does. Numbers that add up to zero heal it again.
     State(u64),
 }

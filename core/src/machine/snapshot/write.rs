@@ -147,7 +147,7 @@ impl Machine {
     /// The next piece, at most [`SNAPSHOT_PIECE_BYTES_MAX`] long, after a look at no more than `max_slots` slots. `None` when the
     /// last piece has been given.
     pub fn snapshot_step(&mut self, max_slots: usize) -> Option<Vec<u8>> {
-        let mut progress = self.snapshot.take()?;
+        let mut progress = self.snapshot.take().filter(|progress| !progress.is_written())?;
         let mut budget = max_slots.max(1);
         let mut records = Vec::new();
         while budget > 0 && progress.stage != Stage::Over {
@@ -161,10 +161,14 @@ impl Machine {
         let content = progress.ready.split_to(progress.ready.len().min(PIECE_CONTENT_BYTES_MAX));
         let piece = piece(progress.version, progress.number, &content);
         progress.number += 1;
-        if progress.stage != Stage::Over || !progress.ready.is_empty() {
-            self.snapshot = Some(progress);
-        }
+        self.snapshot = Some(progress);
         Some(piece)
+    }
+
+    /// The full digest of the state that the snapshot shows, between its last piece and the `None` behind it.
+    #[must_use]
+    pub fn snapshot_digest(&self) -> Option<u64> {
+        self.snapshot.as_ref().filter(|progress| progress.is_written()).map(Progress::digest)
     }
 
     /// Writes what the budget allows of one stage, until `out` has `bytes_max` bytes or more.
@@ -310,6 +314,11 @@ impl Machine {
 impl Progress {
     pub(crate) fn is_over(&self) -> bool {
         self.stage == Stage::Over
+    }
+
+    /// All pieces of a snapshot have been given.
+    fn is_written(&self) -> bool {
+        self.is_over() && self.ready.is_empty()
     }
 
     /// Of all records, once it is over.

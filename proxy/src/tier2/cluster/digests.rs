@@ -9,13 +9,18 @@
 //!   and goes on acknowledging the log. A mark in the data directory keeps it so over restarts.
 //! - Where voters differ and no majority decides it, it serves nobody until one does.
 //! - As leader it asks for a point where entries stay without one, and now and then for a full digest.
-//! - Where a snapshot of its own waits to be confirmed, it asks for a full digest whether it leads or not.
+//! - Where a snapshot of its own waits to be confirmed, it asks for a full digest whether it leads or not; and where a backup waits
+//!   for a checkpoint to begin at.
+//!
+//! Rows of reports are few, and each full digest that is asked for takes the place of an old one. So nobody asks for the next before
+//! a majority agrees on the last, or has had time to: twice as long after each that was in vain, because some node may be far slower.
+//! A node that is slower than a majority remembers what that majority came to.
 //!
 //! # Caveats
 //!
-//! While a node writes a snapshot it makes no full digest: it sits that round out.
+//! While a node writes a snapshot it makes no full digest but that of the snapshot: it sits that round out.
 
-use crate::node_api::{DigestStatus, NodeId, PersistTask};
+use crate::node_api::{DigestStatus, LogPosition, NodeId, PersistTask};
 use crate::tier2::node::Node;
 use crate::tier2::refusals;
 use crate::tier2::requests::encoded;
@@ -37,11 +42,13 @@ const UNDECIDED_MS_MAX: u64 = 1_000;
 const SLOW_WALK: u64 = 4;
 /// And yet nobody waits longer for it than this, while voters differ.
 const SLOW_WALK_MS_MAX: u64 = 30_000;
-/// Nor between two full digests of one snapshot. Far longer than any walk: who asks again while another node still walks is alone, and
-/// then alone again when that one asks.
+/// Nor is it waited for longer than this before the next full digest. Far longer than any walk: who asks again while another node
+/// still walks is alone, and then alone again when that one asks.
 const WALK_AGAIN_MS_MAX: u64 = 600_000;
-/// A full digest that a snapshot waits for is asked for again after this part of the time between two, and that of a slow walk.
+/// A full digest is asked for again after this part of the usual time between two, and that of a slow walk.
 const FULL_AGAIN_PART: u64 = 30;
+/// After each that was in vain twice as long, up to so many times the usual time between two.
+const FULL_AGAIN_MOST: u64 = 2;
 /// A follower waits for another part of it first.
 const PATIENCE_PART: u64 = 4;
 /// While voters differ, the leader asks for new reports this often.
@@ -55,7 +62,7 @@ pub(in crate::tier2) struct OwnDigests {
     values: VecDeque<OwnValue>,
     /// The machine's table of reports as it was when they were last compared.
     compared_at: Option<u64>,
-    /// A full digest under way: the index it is of, and when its next slice is due.
+    /// A full digest made for its own sake: the index it is of, and when its next slice is due.
     walk: Option<(u64, u64)>,
     /// Since when this node serves no more, and the index at which it differed.
     quarantine: Option<Quarantine>,
@@ -64,8 +71,17 @@ pub(in crate::tier2) struct OwnDigests {
     no_majority: bool,
     ask_due_ms: u64,
     full_due_ms: Option<u64>,
-    /// Until then none is asked for because a snapshot waits for it.
+    /// From then on one is asked for because a snapshot waits for it.
     full_wanted_ms: u64,
+    /// None is asked for before: the last ask may be on its way.
+    full_again_ms: u64,
+    /// The last full digest that was asked for, and until when it is waited for.
+    full_index: u64,
+    full_open_until_ms: u64,
+    /// How many in a row no majority has agreed on when the next was asked for.
+    full_in_vain: u32,
+    /// The full digest that this node is at work on.
+    under_way: Option<UnderWay>,
     /// The newest index at which a majority has come to the same full digest as this node.
     full_confirmed: u64,
     /// Of the full digest under way: by the state as it was when that began.
@@ -94,6 +110,17 @@ struct Quarantine {
     mark_number: u64,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct UnderWay {
+    index: u64,
+    /// What a majority came to meanwhile: its row may be gone by the time that this node is done.
+    agreed: Option<u64>,
+}
+
+fn doubled(ms: u64, times: u32) -> u64 {
+    ms.saturating_mul(1 << times.min(20))
+}
+
 impl OwnDigests {
     /// `quarantined`: the mark in the data directory.
     pub(in crate::tier2) fn new(quarantined: Option<u64>) -> OwnDigests {
@@ -107,9 +134,11 @@ impl OwnDigests {
         self.walk_took_ms.saturating_mul(SLOW_WALK).min(SLOW_WALK_MS_MAX)
     }
 
-    /// After which all nodes should be done with one, and free for the next.
-    fn walk_again_ms(&self) -> u64 {
-        self.walk_took_ms.saturating_mul(SLOW_WALK).min(WALK_AGAIN_MS_MAX)
+    /// After how long all nodes should be done with a full digest, and free for the next. `usual_ms`: between two.
+    fn walk_again_ms(&self, usual_ms: u64) -> u64 {
+        let walk_ms = self.walk_took_ms.saturating_mul(SLOW_WALK).min(WALK_AGAIN_MS_MAX);
+        let once_ms = usual_ms / FULL_AGAIN_PART + walk_ms;
+        doubled(once_ms, self.full_in_vain).min(once_ms.max(usual_ms.saturating_mul(FULL_AGAIN_MOST)))
     }
 
     /// The index at which this node was found to differ.
@@ -180,24 +209,71 @@ impl Node {
         self.machine.set_members(self.membership.iter().map(life).collect());
     }
 
-    /// An entry was applied: if it is a point, this node's digests at it are noted.
-    pub(in crate::tier2) fn note_point(&mut self) {
+    /// An entry of this term was applied: if it is a point, this node's digests at it are noted.
+    pub(in crate::tier2) fn note_point(&mut self, term: u64) {
         let Some(point) = self.machine.take_point() else { return };
         self.digests.push(DigestKind::Chain, point.index, point.chain);
         if point.full {
-            // Whoever waits for one sees what becomes of this.
-            let again_ms = self.full_again_ms();
-            self.digests.full_wanted_ms = self.digests.full_wanted_ms.max(again_ms);
+            self.begin_full(LogPosition { index: point.index, term });
         }
+    }
+
+    /// A full digest is asked for, of the state as it is now.
+    fn begin_full(&mut self, at: LogPosition) {
+        let now_ms = self.now.monotonic_ms();
+        let is_in_vain = self.digests.full_index > 0 && !self.is_full_agreed(self.digests.full_index);
+        self.digests.full_in_vain = if is_in_vain { self.digests.full_in_vain.saturating_add(1) } else { 0 };
+        self.digests.full_index = at.index;
+        let usual_ms = self.config.checkpoint_ms;
+        self.digests.full_again_ms = now_ms + usual_ms / FULL_AGAIN_PART;
+        self.digests.full_open_until_ms = now_ms + self.digests.walk_again_ms(usual_ms);
         // The machine is walked for one purpose at a time: a snapshot's last pieces must not come out of a digest's walk, and the end
         // of a snapshot must not end the walk of a digest.
-        let is_free = self.digests.walk.is_none() && !self.snapshots.is_making();
-        if point.full && is_free && self.machine.digest_begin() {
-            let now_ms = self.now.monotonic_ms();
-            self.digests.walk = Some((point.index, now_ms));
+        if self.digests.is_walking() || self.snapshots.is_making() {
+            return;
+        }
+        if self.waits_for_checkpoint() && self.may_begin_snapshot() {
+            self.begin_snapshot(at, true);
+        } else if self.machine.digest_begin() {
+            self.digests.walk = Some((at.index, now_ms));
             self.digests.walk_began_ms = now_ms;
             self.digests.slice = self.machine.digest_slice();
+        } else {
+            return;
         }
+        self.digests.under_way = Some(UnderWay { index: at.index, agreed: None });
+    }
+
+    /// Whether a majority has come to the same full digest at this index.
+    fn is_full_agreed(&self, index: u64) -> bool {
+        let row = self.machine.digest_row(DigestKind::Full, index);
+        self.machine.is_single_voter() || row.is_some_and(|row| row.agreed().is_some())
+    }
+
+    /// Whether nobody may still be at work on the last full digest.
+    fn is_full_over(&self, now_ms: u64) -> bool {
+        let index = self.digests.full_index;
+        index == 0 || now_ms >= self.digests.full_open_until_ms || self.is_full_agreed(index)
+    }
+
+    /// This node has come to a full digest, by a walk or with a snapshot.
+    pub(in crate::tier2) fn full_digest_made(&mut self, index: u64, value: u64) {
+        let agreed = self.digests.under_way.take_if(|under_way| under_way.index == index);
+        if let Some(agreed) = agreed.and_then(|under_way| under_way.agreed) {
+            if agreed != value {
+                self.quarantine(index);
+                return;
+            }
+            self.digests.full_confirmed = self.digests.full_confirmed.max(index);
+        }
+        self.digests.push(DigestKind::Full, index, value);
+        // The others may have agreed meanwhile.
+        self.compare_digests();
+    }
+
+    /// The snapshot that was to show it could not be stored.
+    pub(in crate::tier2) fn full_digest_given_up(&mut self) {
+        self.digests.under_way = None;
     }
 
     /// A snapshot has taken the place of the state: what was computed on the old one says nothing any more.
@@ -205,7 +281,16 @@ impl Node {
         self.digests.values.clear();
         self.digests.compared_at = None;
         self.digests.walk = None;
+        self.digests.under_way = None;
+        self.digests.full_index = 0;
         self.digests.full_confirmed = 0;
+    }
+
+    /// Whether a majority has come to the same full digest as this node at this very index.
+    pub(in crate::tier2) fn is_confirmed_at(&self, index: u64) -> bool {
+        let is_it = |own: &OwnValue| own.kind == DigestKind::Full && own.index == index && own.is_confirmed;
+        let is_confirmed = self.digests.full_confirmed == index || self.digests.values.iter().any(is_it);
+        is_confirmed && self.machine.digest_standing() == Standing::Agreed
     }
 
     /// Whether a majority has come to the same full digest as this node behind this index. Chains are not enough: states that differ
@@ -255,6 +340,10 @@ impl Node {
             }
         });
         self.digests.full_confirmed = full_confirmed;
+        if let Some(under_way) = &mut self.digests.under_way {
+            let row = machine.digest_row(DigestKind::Full, under_way.index);
+            under_way.agreed = under_way.agreed.or(row.and_then(|row| row.agreed()));
+        }
         let added_at = self.membership.get(self.config.id).map(|member| member.added_at);
         let decided = added_at.and_then(|added_at| self.machine.quarantined_at(self.config.id, added_at));
         if let Some(index) = differs_at.or(decided) {
@@ -321,9 +410,7 @@ impl Node {
             Some(value) => {
                 self.digests.walk = None;
                 self.digests.walk_took_ms = now_ms.saturating_sub(self.digests.walk_began_ms);
-                self.digests.push(DigestKind::Full, index, value);
-                // The others may have agreed meanwhile.
-                self.compare_digests();
+                self.full_digest_made(index, value);
             }
             None => self.digests.walk = Some((index, now_ms + self.config.digest_slice_ms)),
         }
@@ -354,31 +441,22 @@ impl Node {
 
     /// A snapshot of this node as of `index` was stored, and waits to be confirmed. The leader's comes first: mostly it confirms those
     /// of the others.
-    pub(in crate::tier2) fn snapshot_waits(&mut self, index: u64) {
-        let is_urgent = self.is_leader() || self.snapshots.backups.wait();
-        let patience_ms = if is_urgent { 0 } else { self.config.checkpoint_ms / PATIENCE_PART };
-        let wanted_ms = self.now.monotonic_ms() + patience_ms;
-        // One that was asked for while the snapshot was written may confirm it: the others would sit another out.
-        let is_under_way = self.machine.last_full_index() > index;
-        let under_way_ms = if is_under_way { self.digests.full_wanted_ms } else { 0 };
-        self.digests.full_wanted_ms = wanted_ms.max(under_way_ms);
+    pub(in crate::tier2) fn snapshot_waits(&mut self) {
+        let patience_ms = if self.is_leader() { 0 } else { self.config.checkpoint_ms / PATIENCE_PART };
+        self.digests.full_wanted_ms = self.now.monotonic_ms() + patience_ms;
     }
 
-    /// When one that is under way should have been agreed on.
-    fn full_again_ms(&self) -> u64 {
-        let part_ms = self.config.checkpoint_ms / FULL_AGAIN_PART;
-        self.now.monotonic_ms() + part_ms + self.digests.walk_again_ms()
-    }
-
-    /// Asks for the full digest that a snapshot of this node waits for. Again, where too many nodes sat a round out.
+    /// Asks for the full digest that a snapshot of this node waits for, or a backup. Again, where too many nodes sat a round out.
     fn ask_for_full(&mut self, now_ms: u64) {
         let is_busy = self.digests.is_walking() || self.snapshots.is_making();
-        let is_asked_for = now_ms >= self.digests.full_wanted_ms && !self.machine.is_single_voter();
-        if !self.snapshots.has_unconfirmed() || is_busy || !is_asked_for || self.leader() == 0 || self.removed
-        {
+        let may_ask = !self.machine.is_single_voter() && self.leader() != 0 && !self.removed;
+        let is_wanted = self.waits_for_checkpoint()
+            || self.snapshots.has_unconfirmed() && now_ms >= self.digests.full_wanted_ms;
+        let is_time = now_ms >= self.digests.full_again_ms && self.is_full_over(now_ms);
+        if !is_wanted || !is_time || is_busy || !may_ask {
             return;
         }
-        self.digests.full_wanted_ms = self.full_again_ms();
+        self.digests.full_again_ms = now_ms + self.config.checkpoint_ms / FULL_AGAIN_PART;
         self.send_unnumbered(&Command::Digest(DigestCommand::Checkpoint { kind: DigestKind::Full }));
     }
 
@@ -395,7 +473,8 @@ impl Node {
         let is_conflict = self.digests.undecided_since_ms.is_some();
         let is_full_due =
             content > full_index && (now_ms >= full_due_ms || self.applied >= full_index + FULL_ENTRIES);
-        let wants_full = (is_full_due || self.machine.has_full_conflict())
+        let is_full_conflict = self.machine.has_full_conflict();
+        let wants_full = (is_full_due && self.is_full_over(now_ms) || is_full_conflict)
             && !self.digests.is_walking()
             && !self.snapshots.is_making();
         let wants_point = content > point_index && logical_ms >= point_ms + POINT_MS;
@@ -407,9 +486,12 @@ impl Node {
         if wants_full {
             self.digests.full_due_ms = Some(now_ms + self.config.checkpoint_ms);
         }
-        let for_walk_ms = if wants_full { self.digests.slow_walk_ms() } else { 0 };
-        self.digests.ask_due_ms =
-            now_ms + if is_conflict { CONFLICT_ASK_MS + for_walk_ms } else { self.config.resend_ms };
+        let conflict_ms = match wants_full {
+            true => doubled(CONFLICT_ASK_MS + self.digests.slow_walk_ms(), self.digests.full_in_vain)
+                .min(CONFLICT_ASK_MS + SLOW_WALK_MS_MAX),
+            false => CONFLICT_ASK_MS,
+        };
+        self.digests.ask_due_ms = now_ms + if is_conflict { conflict_ms } else { self.config.resend_ms };
         self.stage.push_unnumbered(encoded(&Command::Digest(DigestCommand::Checkpoint { kind })));
     }
 

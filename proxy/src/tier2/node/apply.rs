@@ -74,7 +74,7 @@ impl Node {
                 if self.machine.differing_effects() != differing {
                     self.warn_of_differing_effects(entry.index);
                 }
-                self.note_point();
+                self.note_point(entry.term);
                 self.diverge(entry.index);
                 self.note_stamp_applied(expected_ms);
                 self.meter_applied(entry.index, self.applying.tally.served.wrapping_sub(served));

@@ -1,8 +1,9 @@
 //! Backups: clients that read a snapshot file of this node, piece by piece.
 //!
 //! `BACKUP BEGIN` is a linearizable read: it is answered once this node has applied everything that was committed when it came. A
-//! snapshot that begins no earlier is made as any other, becomes the one a restart would begin with, and stays on disk for the
-//! client although a newer one takes its place. Each `BACKUP READ` is one bounded read of that file, so a client that stops
+//! snapshot of a later checkpoint is made: a majority of voters must have come to the digest of the very records that are in it. (A
+//! digest of a later entry confirms other snapshots, because the log goes on from them; a backup is all there is.) It becomes the one
+//! a restart would begin with, and stays on disk for the client although a newer one takes its place. Each `BACKUP READ` is one bounded read of that file, so a client that stops
 //! reading holds a file and nothing else, and only for a minute; snapshots and locks go on.
 
 use crate::node_api::backup_file::BackupHeader;
@@ -26,6 +27,8 @@ const PIECE_BYTES: usize = 1 << 20;
 pub(in crate::tier2) struct Backups {
     last_id: u64,
     under_way: Vec<ClientBackup>,
+    /// The last snapshot of this node whose own digest was confirmed.
+    allowed: Option<SnapshotId>,
     /// As the peers know it; 0 while this node has not joined a cluster.
     cluster_id: Arc<AtomicU64>,
 }
@@ -61,7 +64,7 @@ impl Backups {
     }
 
     /// Drops what nobody asks for, and gives those that wait the snapshot there is, if it will do.
-    pub(in crate::tier2) fn go_on(&mut self, newest: &SnapshotMeta, now_ms: u64) {
+    pub(in crate::tier2) fn go_on(&mut self, newest: &SnapshotMeta, is_single_voter: bool, now_ms: u64) {
         self.under_way.retain(|backup| {
             let stalled = backup.heard_ms + STALL_MS <= now_ms;
             if stalled {
@@ -69,13 +72,19 @@ impl Backups {
             }
             !stalled
         });
+        let is_allowed = is_single_voter || Some(newest.id) == self.allowed;
         for backup in self.under_way.iter_mut().filter(|backup| backup.snapshot.is_none()) {
-            if backup.index <= newest.at.index {
+            if backup.index <= newest.at.index && is_allowed {
                 let cluster_id = self.cluster_id.load(Ordering::Relaxed);
                 let header = BackupHeader::new(cluster_id, backup.taken_at_us, newest).encode();
                 backup.snapshot = Some((newest.clone(), header));
             }
         }
+    }
+
+    /// A majority has come to the digest of the records in this snapshot.
+    pub(in crate::tier2) fn allow(&mut self, id: SnapshotId) {
+        self.allowed = Some(id);
     }
 
     /// This node is quarantined: nobody gets its state, nor waits for it.
@@ -166,11 +175,15 @@ mod tests {
     fn a_backup_takes_no_snapshot_from_before_it_began() {
         let mut backups = Backups::new(100);
         assert_eq!(backups.begin(8, 0, 0), Some(101));
-        backups.go_on(&snapshot(1, 7), 0);
+        backups.allow(SnapshotId(1));
+        backups.go_on(&snapshot(1, 7), false, 0);
         assert!(backups.wait() && !backups.uses(SnapshotId(1)));
-        backups.go_on(&snapshot(2, 8), 0);
+        backups.go_on(&snapshot(2, 8), false, 0);
+        assert!(backups.wait(), "a digest of a later entry has confirmed it");
+        backups.allow(SnapshotId(2));
+        backups.go_on(&snapshot(2, 8), false, 0);
         assert!(!backups.wait() && backups.uses(SnapshotId(2)));
-        backups.go_on(&snapshot(3, 9), 0);
+        backups.go_on(&snapshot(3, 9), true, 0);
         assert!(backups.uses(SnapshotId(2)), "it keeps the one it began with");
         assert!(backups.end(101) && !backups.end(101) && !backups.uses(SnapshotId(2)));
     }
@@ -182,9 +195,9 @@ mod tests {
             assert!(backups.begin(1, 0, 0).is_some());
         }
         assert_eq!(backups.begin(1, 0, 0), None, "one too many");
-        backups.go_on(&snapshot(1, 1), STALL_MS - 1);
+        backups.go_on(&snapshot(1, 1), true, STALL_MS - 1);
         assert!(backups.uses(SnapshotId(1)));
-        backups.go_on(&snapshot(1, 1), STALL_MS);
+        backups.go_on(&snapshot(1, 1), true, STALL_MS);
         assert!(!backups.uses(SnapshotId(1)));
         assert!(backups.begin(1, 0, STALL_MS).is_some());
     }

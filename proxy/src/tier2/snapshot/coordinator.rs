@@ -10,7 +10,7 @@ use crate::tier2::config::{NodeConfig, QUIET_ENTRIES};
 use crate::tier2::node::persist::PersistQueue;
 use crate::tier2::node::Node;
 use crate::tier2::snapshot::backups::Backups;
-use crate::tier2::snapshot::making::OwnSnapshot;
+use crate::tier2::snapshot::making::{OwnSnapshot, StoredSnapshot};
 use crate::tier2::snapshot::receiving::{IncomingSnapshot, ReceivedSnapshot};
 use crate::tier2::snapshot::sending::{OutgoingSnapshots, TransferEnd};
 use raft::{SnapshotStatus, Storage};
@@ -26,7 +26,7 @@ pub(in crate::tier2) struct Snapshots {
     next_id: u64,
     making: Option<OwnSnapshot>,
     /// Our own, stored and not confirmed yet: a restart begins with it, and the log behind it goes, only once it is.
-    unconfirmed: Option<SnapshotMeta>,
+    unconfirmed: Option<StoredSnapshot>,
     pub(in crate::tier2) outgoing: OutgoingSnapshots,
     pub(in crate::tier2) backups: Backups,
     receiving: Option<IncomingSnapshot>,
@@ -101,7 +101,7 @@ impl Snapshots {
 
     /// Of the snapshot that is being made, or waits to be confirmed.
     pub(in crate::tier2) fn written_bytes(&self) -> u64 {
-        let stored = self.unconfirmed.as_ref().map_or(0, |meta| meta.size_bytes);
+        let stored = self.unconfirmed.as_ref().map_or(0, |waiting| waiting.meta.size_bytes);
         self.making.as_ref().map_or(stored, OwnSnapshot::written_bytes)
     }
 
@@ -132,12 +132,15 @@ impl Node {
             self.drop_stalled_receiving();
         }
         self.adopt_confirmed();
-        self.snapshots.backups.go_on(self.raw.store().snapshot_meta(), self.now.monotonic_ms());
+        let is_single = self.machine.is_single_voter();
+        self.snapshots.backups.go_on(self.raw.store().snapshot_meta(), is_single, self.now.monotonic_ms());
         self.begin_snapshot_if_due();
         let ops = &mut self.out.snapshot_ops;
         if let Some(making) = &mut self.snapshots.making {
             if making.can_go_on(self.config.snapshot_window_bytes) {
-                making.go_on(&mut self.machine, ops);
+                if let Some((index, digest)) = making.go_on(&mut self.machine, ops) {
+                    self.full_digest_made(index, digest);
+                }
             }
         }
         self.send_snapshots();
@@ -153,21 +156,34 @@ impl Node {
             || self.snapshots.bytes_since >= self.config.snapshot_bytes
             || self.snapshots.wanted
             || self.snapshots.backups.wait();
-        let idle = self.snapshots.making.is_none()
-            && self.snapshots.unconfirmed.is_none()
-            && !self.digests.is_walking()
-            && self.snapshots.receiving.is_none()
-            && self.snapshots.received.is_none();
-        if !due || !idle || since == 0 || self.now.monotonic_ms() < self.snapshots.not_before_ms {
+        if !due || since == 0 || self.waits_for_checkpoint() || !self.may_begin_snapshot() {
             return;
         }
         let Ok(term) = self.raw.store().term(self.applied) else { return };
+        self.begin_snapshot(LogPosition { index: self.applied, term }, false);
+    }
+
+    /// A backup begins at a checkpoint, and any other snapshot waits for it. A single voter compares with nobody.
+    pub(in crate::tier2) fn waits_for_checkpoint(&self) -> bool {
+        self.snapshots.backups.wait() && !self.machine.is_single_voter()
+    }
+
+    pub(in crate::tier2) fn may_begin_snapshot(&self) -> bool {
+        self.snapshots.making.is_none()
+            && self.snapshots.unconfirmed.is_none()
+            && !self.digests.is_walking()
+            && self.snapshots.receiving.is_none()
+            && self.snapshots.received.is_none()
+            && self.now.monotonic_ms() >= self.snapshots.not_before_ms
+    }
+
+    /// Of the state as it is now, after the entry at this position.
+    pub(in crate::tier2) fn begin_snapshot(&mut self, at: LogPosition, at_checkpoint: bool) {
         let id = self.snapshots.next_id();
-        let at = LogPosition { index: self.applied, term };
         self.snapshots.bytes_since = 0;
         self.snapshots.wanted = false;
-        let making =
-            OwnSnapshot::begin(id, at, &self.membership, &mut self.machine, &mut self.out.snapshot_ops);
+        let (membership, ops) = (&self.membership, &mut self.out.snapshot_ops);
+        let making = OwnSnapshot::begin(id, at, at_checkpoint, membership, &mut self.machine, ops);
         self.snapshots.making = Some(making);
         self.metering.snapshot_begins(SnapshotStep::Write, self.config.id, self.now.monotonic_us);
     }
@@ -342,6 +358,7 @@ impl Node {
             self.snapshots.making = None;
             self.metering.snapshot_ends(SnapshotStep::Write, self.config.id, false, self.now.monotonic_us);
             self.machine.snapshot_cancel();
+            self.full_digest_given_up();
             self.snapshots.not_before_ms = self.now.monotonic_ms() + RETRY_MS;
         }
         if let Some(receiving) = self.snapshots.receiving.take_if(|receiving| receiving.id() == id) {
@@ -355,10 +372,8 @@ impl Node {
     fn keep_until_confirmed(&mut self) {
         let Some(making) = self.snapshots.making.take() else { return };
         self.metering.snapshot_ends(SnapshotStep::Write, self.config.id, true, self.now.monotonic_us);
-        let meta = making.into_meta();
-        let index = meta.at.index;
-        self.snapshots.unconfirmed = Some(meta);
-        self.snapshot_waits(index);
+        self.snapshots.unconfirmed = Some(making.into_stored());
+        self.snapshot_waits();
         self.adopt_confirmed();
     }
 
@@ -366,10 +381,15 @@ impl Node {
     /// ever confirm it, and with a log that only grows its disk would fill up.
     fn adopt_confirmed(&mut self) {
         let Some(waiting) = &self.snapshots.unconfirmed else { return };
-        if !self.is_confirmed_behind(waiting.at.index) && !self.is_set_apart_for_good() {
+        let index = waiting.meta.at.index;
+        let is_itself_confirmed = waiting.at_checkpoint && self.is_confirmed_at(index);
+        if !is_itself_confirmed && !self.is_confirmed_behind(index) && !self.is_set_apart_for_good() {
             return;
         }
-        let Some(meta) = self.snapshots.unconfirmed.take() else { return };
+        let Some(StoredSnapshot { meta, .. }) = self.snapshots.unconfirmed.take() else { return };
+        if is_itself_confirmed {
+            self.snapshots.backups.allow(meta.id);
+        }
         self.snapshots.log_bytes = self.snapshots.bytes_since;
         let before = self.raw.store().snapshot_meta().id;
         let needed_from = self.log_needed_from(meta.at.index);
@@ -437,7 +457,7 @@ impl Node {
             self.out.snapshot_ops.push(SnapshotOp::Discard(making.id()));
         }
         if let Some(unconfirmed) = self.snapshots.unconfirmed.take() {
-            self.out.snapshot_ops.push(SnapshotOp::Discard(unconfirmed.id));
+            self.out.snapshot_ops.push(SnapshotOp::Discard(unconfirmed.meta.id));
         }
         self.forget_own_digests();
         machine.set_wanted(self.machine.wanted());

@@ -8,18 +8,27 @@ use redfence_core::machine::Machine;
 /// Slots of the machine looked at in one turn: well under a millisecond.
 const SLOTS_PER_TURN: usize = 2_048;
 
+/// One that is stored, and waits to be confirmed.
+pub(crate) struct StoredSnapshot {
+    pub(crate) meta: SnapshotMeta,
+    /// It shows the state after a checkpoint: the other voters make a full digest of the same entry.
+    pub(crate) at_checkpoint: bool,
+}
+
 pub(crate) struct OwnSnapshot {
     meta: SnapshotMeta,
     crc: crc32fast::Hasher,
     written_bytes: u64,
-    /// All pieces are out; the file is being finished.
-    complete: bool,
+    /// Of the state it shows, once all pieces are out. The file is being finished then.
+    digest: Option<u64>,
+    at_checkpoint: bool,
 }
 
 impl OwnSnapshot {
     pub(crate) fn begin(
         id: SnapshotId,
         at: LogPosition,
+        at_checkpoint: bool,
         membership: &Membership,
         machine: &mut Machine,
         ops: &mut Vec<SnapshotOp>,
@@ -34,7 +43,7 @@ impl OwnSnapshot {
             size_bytes: 0,
             crc32: 0,
         };
-        OwnSnapshot { meta, crc: crc32fast::Hasher::new(), written_bytes: 0, complete: false }
+        OwnSnapshot { meta, crc: crc32fast::Hasher::new(), written_bytes: 0, digest: None, at_checkpoint }
     }
 
     pub(crate) fn id(&self) -> SnapshotId {
@@ -51,11 +60,12 @@ impl OwnSnapshot {
 
     /// Whether there is something to do at once: more pieces, and room on their way to the disk.
     pub(crate) fn can_go_on(&self, window_bytes: u64) -> bool {
-        !self.complete && self.meta.size_bytes < self.written_bytes + window_bytes
+        self.digest.is_none() && self.meta.size_bytes < self.written_bytes + window_bytes
     }
 
-    /// The next piece, or the end.
-    pub(crate) fn go_on(&mut self, machine: &mut Machine, ops: &mut Vec<SnapshotOp>) {
+    /// The next piece, or the end: then the digest of the state that the pieces show, if all nodes make one of the same entry.
+    pub(crate) fn go_on(&mut self, machine: &mut Machine, ops: &mut Vec<SnapshotOp>) -> Option<(u64, u64)> {
+        let digest = machine.snapshot_digest();
         match machine.snapshot_step(SLOTS_PER_TURN) {
             Some(piece) => {
                 let bytes = framed(&piece);
@@ -64,7 +74,7 @@ impl OwnSnapshot {
                 ops.push(SnapshotOp::Append { id: self.meta.id, bytes });
             }
             None => {
-                self.complete = true;
+                self.digest = Some(digest.expect("a snapshot has been written to its end"));
                 self.meta.crc32 = self.crc.clone().finalize();
                 ops.push(SnapshotOp::Finish {
                     id: self.meta.id,
@@ -73,10 +83,11 @@ impl OwnSnapshot {
                 });
             }
         }
+        self.digest.filter(|_| self.at_checkpoint).map(|digest| (self.meta.at.index, digest))
     }
 
     /// The file is stored.
-    pub(crate) fn into_meta(self) -> SnapshotMeta {
-        self.meta
+    pub(crate) fn into_stored(self) -> StoredSnapshot {
+        StoredSnapshot { meta: self.meta, at_checkpoint: self.at_checkpoint }
     }
 }
