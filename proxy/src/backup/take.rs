@@ -18,6 +18,9 @@ use std::time::Duration;
 
 /// How long the cluster may be without a leader, or the node busy, before the backup is given up.
 const RETRY_WITHIN_MS: u64 = 60_000;
+/// How long the snapshot may make no progress: a digest of the whole state may be under way when it is asked for, and half a minute
+/// each is usual for a large one.
+const CONFIRM_WITHIN_MS: u64 = 180_000;
 /// Longer by a second for each 64 MiB of the snapshot: before it counts, a majority hashes its whole state, which takes several times
 /// less, and no progress shows meanwhile.
 const CONFIRM_BYTES_PER_MS: u64 = 64 * 1024;
@@ -257,7 +260,7 @@ impl Check {
 
 /// How long a snapshot of so many bytes may make no progress.
 fn patience_ms(snapshot_bytes: u64) -> u64 {
-    RETRY_WITHIN_MS + snapshot_bytes.min(TOTAL_BYTES_MAX) / CONFIRM_BYTES_PER_MS
+    CONFIRM_WITHIN_MS + snapshot_bytes.min(TOTAL_BYTES_MAX) / CONFIRM_BYTES_PER_MS
 }
 
 fn stalled(for_ms: u64) -> String {
@@ -283,7 +286,7 @@ mod tests {
     #[test]
     fn patience_grows_with_the_snapshot_and_ends() {
         let gib = 1 << 30;
-        for (bytes, seconds) in [(0, 60), (1, 60), (64 << 20, 61), (gib, 76), (16 * gib, 322)] {
+        for (bytes, seconds) in [(0, 180), (1, 180), (64 << 20, 181), (gib, 196), (16 * gib, 442)] {
             assert_eq!(patience_ms(bytes) / 1_000, seconds, "{bytes} bytes");
         }
         assert_eq!(patience_ms(u64::MAX), patience_ms(TOTAL_BYTES_MAX), "nothing waits for ever");

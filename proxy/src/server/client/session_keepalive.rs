@@ -4,7 +4,8 @@
 //! active, or whose client is blocked in a WAIT, and reports them to Tier 2 at once: one batched entry, however many clients.
 //!
 //! A batch is applied up to [`BATCH_LATE_MS`] after the command it speaks of. A session that would end before that is reported at once, with
-//! all others that are in a hurry by then, and a bounded number of them a second ([`PAUSE_PER_SESSION`]).
+//! all others that are in a hurry by then, and a bounded number of them a second ([`PAUSE_PER_SESSION`]). Connections with many sessions
+//! stand in a line of their own, and every other report is of the other line: they make each other wait, and nobody else.
 //!
 //! A session may end while its connection goes on: closed by another one, or because nothing came for too long. Connections with many
 //! sessions, or with short ones, are looked through once a second, and what has ended is forgotten.
@@ -34,6 +35,8 @@ const SHORT_TTL_MS: u64 = 1_000;
 /// After a report of sessions in a hurry the next one waits for so long for each of them.
 const PAUSE_PER_SESSION: Duration = Duration::from_micros(4);
 const PAUSE_MIN: Duration = Duration::from_millis(1);
+/// Connections with more are not in one line with the others.
+const SESSIONS_FEW: usize = 16;
 /// Sessions in one report of those in a hurry, and looked for at once.
 const SESSIONS_AT_ONCE_MAX: usize = 1024;
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
@@ -172,33 +175,55 @@ pub struct SessionKeepalive {
 
 /// Connections in the order in which they came, each once.
 #[derive(Debug, Default)]
-struct Line(Mutex<VecDeque<Arc<ConnectionSessions>>>);
+struct Line(Mutex<Queues>);
+
+#[derive(Debug, Default)]
+struct Queues {
+    few: VecDeque<Arc<ConnectionSessions>>,
+    many: VecDeque<Arc<ConnectionSessions>>,
+    is_turn_of_many: bool,
+}
 
 impl Line {
     /// False: it stands there already.
     fn push(&self, sessions: &Arc<ConnectionSessions>) -> bool {
         let is_new = !sessions.is_in_line.swap(true, Ordering::Relaxed);
         if is_new {
-            self.0.lock().expect("mutex poisoned").push_back(Arc::clone(sessions));
+            let has_many = sessions.all().len() > SESSIONS_FEW;
+            let mut queues = self.0.lock().expect("mutex poisoned");
+            let queue = if has_many { &mut queues.many } else { &mut queues.few };
+            queue.push_back(Arc::clone(sessions));
         }
         is_new
     }
 
-    /// The sessions of the first, as many as go into one report.
+    /// The sessions of the first, as many as go into one report: in turns of connections with few and of those with many.
     fn take(&self) -> Vec<SessionId> {
-        let mut line = self.0.lock().expect("mutex poisoned");
-        let mut ids = Vec::new();
-        while let Some(sessions) = line.front() {
-            if !ids.is_empty() && ids.len() + sessions.all().len() > SESSIONS_AT_ONCE_MAX {
-                break;
-            }
-            // A command that comes from now on is not in this report.
-            sessions.is_in_line.store(false, Ordering::Relaxed);
-            ids.extend(sessions.ids());
-            line.pop_front();
+        let mut queues = self.0.lock().expect("mutex poisoned");
+        let Queues { few, many, is_turn_of_many } = &mut *queues;
+        *is_turn_of_many = !*is_turn_of_many;
+        let (first, second) = if *is_turn_of_many { (many, few) } else { (few, many) };
+        let ids = take_first(first);
+        // Its connections may have closed all of theirs meanwhile.
+        if ids.is_empty() {
+            return take_first(second);
         }
         ids
     }
+}
+
+fn take_first(line: &mut VecDeque<Arc<ConnectionSessions>>) -> Vec<SessionId> {
+    let mut ids = Vec::new();
+    while let Some(sessions) = line.front() {
+        if !ids.is_empty() && ids.len() + sessions.all().len() > SESSIONS_AT_ONCE_MAX {
+            break;
+        }
+        // A command that comes from now on is not in this report.
+        sessions.is_in_line.store(false, Ordering::Relaxed);
+        ids.extend(sessions.ids());
+        line.pop_front();
+    }
+    ids
 }
 
 impl Drop for SessionKeepalive {
@@ -416,6 +441,30 @@ mod tests {
         assert_eq!(line.take().len(), SESSIONS_PER_CONNECTION_MAX);
         assert_eq!(line.take(), [SessionId(1)]);
         assert!(line.take().is_empty() && line.push(&second));
+    }
+
+    #[test]
+    fn connections_with_many_sessions_make_no_others_wait() {
+        let line = Line::default();
+        let holder = |first: u64, count: u64| {
+            let sessions = Arc::new(ConnectionSessions::new(first));
+            for id in first..first + count {
+                assert!(sessions.add(SessionId(id), 5, 10_000));
+            }
+            assert!(line.push(&sessions));
+            sessions
+        };
+        let heavy: Vec<_> = (0..100).map(|n| holder(10_000 * (n + 1), 1_024)).collect();
+        let few = holder(1, SESSIONS_FEW as u64);
+        let reports = [line.take(), line.take()];
+        assert!(reports.iter().any(|ids| ids.contains(&SessionId(1))), "behind one report at most");
+        for id in 100..200 {
+            line.push(&Arc::new(with_ttl(id)));
+        }
+        assert!(line.push(&few));
+        let left: Vec<_> = std::iter::from_fn(|| Some(line.take()).filter(|ids| !ids.is_empty())).collect();
+        assert_eq!(left.len(), 99 + 1, "those with many have their turns, too");
+        assert!(heavy.iter().all(|sessions| line.push(sessions)), "all may stand in line again");
     }
 
     #[test]
