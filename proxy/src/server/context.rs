@@ -105,7 +105,7 @@ impl CommandContext {
     ) {
         self.replies.in_flight = in_flight;
         if waits {
-            self.client.set_waiting(true);
+            self.client.begin_wait();
             match &source {
                 Source::Tier2(_) | Source::Channel(_) => self.client.info.unblock.begin(),
                 // It waits for a version of the cluster first, and stands in no queue.

@@ -35,6 +35,11 @@ pub fn too_many_backups(most: usize) -> Reply {
 }
 
 #[must_use]
+pub fn backup_of_a_learner() -> Reply {
+    error("ERR this node is a learner, and nobody compares its state: ask a voter, see LOCK.CLUSTER NODES")
+}
+
+#[must_use]
 pub fn unknown_backup() -> Reply {
     error("ERR this node has no such backup: it was ended, was not read for a minute, or the node was restarted; begin again")
 }

@@ -64,6 +64,8 @@ pub struct Client {
     pub watches_upstream: bool,
     /// Sessions this connection opened: any command here keeps them alive, its end orphans them.
     pub sessions: Option<Arc<ConnectionSessions>>,
+    /// Commands in flight that wait.
+    pub waits: u32,
     pub subscriptions: Option<Box<Subscriptions>>,
     /// While `CLIENT TRACKING` is on.
     pub tracking: Option<Box<Tracking>>,
@@ -191,6 +193,7 @@ impl Client {
             watched_bytes: 0,
             watches_upstream: false,
             sessions: None,
+            waits: 0,
             subscriptions: None,
             tracking: None,
             tracks_upstream: false,
@@ -251,13 +254,31 @@ impl Client {
     }
 
     /// Being blocked in a WAIT keeps the connection's sessions alive.
-    pub fn set_waiting(&self, waiting: bool) {
-        self.info.blocked.store(waiting, Ordering::Relaxed);
-        if !waiting {
-            self.info.unblock.end();
+    pub fn begin_wait(&mut self) {
+        self.waits += 1;
+        self.info.blocked.store(true, Ordering::Relaxed);
+        self.keep_alive_while_blocked(true);
+    }
+
+    /// One of those that were begun is over. The upstream Redis may have been sent several.
+    pub fn end_wait(&mut self) {
+        match self.waits {
+            0 | 1 => self.end_all_waits(),
+            _ => self.waits -= 1,
         }
+    }
+
+    pub fn end_all_waits(&mut self) {
+        self.waits = 0;
+        self.info.blocked.store(false, Ordering::Relaxed);
+        self.info.unblock.end();
+        self.keep_alive_while_blocked(true);
+    }
+
+    /// A client that does not read its replies is not blocked: it would not learn that its wait is over.
+    pub fn keep_alive_while_blocked(&self, reads: bool) {
         if let Some(sessions) = &self.sessions {
-            sessions.set_waiting(waiting);
+            sessions.set_waiting(self.waits > 0 && reads);
         }
     }
 

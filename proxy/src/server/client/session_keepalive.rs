@@ -1,14 +1,16 @@
 //! Keeps sessions alive on behalf of the connections that opened them.
 //!
 //! A command only sets a flag on its connection's [`ConnectionSessions`]. Five times a second one task gathers the sessions of all slots that were
-//! active, or whose client is blocked in a WAIT, and reports them to Tier 2 at once: one batched entry, however many clients.
+//! active, or whose client is blocked in a WAIT, and reports them to Tier 2 at once: one batched entry, however many clients. None again
+//! within an eighth of its ttl, and no more than [`REPORTED_AT_ONCE_MAX`]: first those of connections with few sessions, then those that
+//! have waited longest.
 //!
 //! A batch is applied up to [`BATCH_LATE_MS`] after the command it speaks of. A session that would end before that is reported at once, with
 //! all others that are in a hurry by then, and a bounded number of them a second ([`PAUSE_PER_SESSION`]). Connections with many sessions
 //! stand in a line of their own, and every other report is of the other line: they make each other wait, and nobody else.
 //!
-//! A session may end while its connection goes on: closed by another one, or because nothing came for too long. Connections with many
-//! sessions, or with short ones, are looked through once a second, and what has ended is forgotten.
+//! A session may end while its connection goes on: closed by another one, or because nothing came for too long. Connections with short
+//! ones, or without room for another, are looked through, and what has ended is forgotten.
 
 use crate::clock::Clock;
 use crate::node_api::OwnedQuery;
@@ -32,16 +34,24 @@ const BATCH_LATE_MS: u64 = 600;
 /// Below this ttl, being blocked has to be reported more often than by batches.
 const SHORT_TTL_MS: u64 = 1_000;
 
-/// After a report of sessions in a hurry the next one waits for so long for each of them.
-const PAUSE_PER_SESSION: Duration = Duration::from_micros(4);
+/// A session is not reported again within this part of its ttl, nor is it reported later than that: a client that is frozen must not
+/// keep a long one for minutes more.
+const REPORT_PART: u64 = 8;
+const REPORT_MS_MAX: u64 = 5_000;
+/// Sessions in one report of all: 64,000 a second.
+const REPORTED_AT_ONCE_MAX: usize = 12_800;
+/// After a report of sessions in a hurry the next one waits for so long for each of them: as many a second.
+const PAUSE_PER_SESSION: Duration = Duration::from_micros(16);
 const PAUSE_MIN: Duration = Duration::from_millis(1);
+/// Ids in one command: none that the node would count among the heavy ones.
+const IDS_PER_COMMAND: usize = 512;
 /// Connections with more are not in one line with the others.
 const SESSIONS_FEW: usize = 16;
 /// Sessions in one report of those in a hurry, and looked for at once.
 const SESSIONS_AT_ONCE_MAX: usize = 1024;
-const SWEEP_EVERY: Duration = Duration::from_secs(1);
-/// Connections with fewer sessions, none of them short, are not looked through: what has ended there costs nothing.
-const SWEPT_FROM: usize = 64;
+const SWEEP_EVERY: Duration = Duration::from_millis(100);
+/// No connection more often than this.
+const SWEEP_AGAIN_MS: u64 = 1_000;
 
 /// Sessions one connection may have opened that have not ended. One more is refused.
 pub const SESSIONS_PER_CONNECTION_MAX: usize = 1024;
@@ -65,6 +75,8 @@ pub struct ConnectionSessions {
     shortest_ttl_ms: AtomicU64,
     reported_ms: AtomicU64,
     swept_ms: AtomicU64,
+    /// One more was refused.
+    is_full: AtomicBool,
 }
 
 impl ConnectionSessions {
@@ -78,6 +90,7 @@ impl ConnectionSessions {
             shortest_ttl_ms: AtomicU64::new(u64::MAX),
             reported_ms: AtomicU64::new(0),
             swept_ms: AtomicU64::new(0),
+            is_full: AtomicBool::new(false),
         }
     }
 
@@ -85,12 +98,24 @@ impl ConnectionSessions {
         self.touched.store(true, Ordering::Relaxed);
     }
 
+    /// Whether a report of all has to have its sessions.
+    fn is_due(&self, now_ms: u64) -> bool {
+        let since_ms = now_ms.saturating_sub(self.reported_ms.load(Ordering::Relaxed));
+        let ttl_ms = self.shortest_ttl_ms.load(Ordering::Relaxed);
+        (self.touched.load(Ordering::Relaxed) || self.waiting.load(Ordering::Relaxed))
+            && since_ms >= (ttl_ms / REPORT_PART).min(REPORT_MS_MAX)
+    }
+
+    fn has_many(&self) -> bool {
+        self.all().len() > SESSIONS_FEW
+    }
+
     /// Whether a session of it may end before a batch that speaks of a command now is applied. Not again and again within an eighth of the
     /// ttl.
     fn is_in_a_hurry(&self, now_ms: u64) -> bool {
         let since_ms = now_ms.saturating_sub(self.reported_ms.load(Ordering::Relaxed));
         let ttl_ms = self.shortest_ttl_ms.load(Ordering::Relaxed);
-        since_ms.saturating_add(BATCH_LATE_MS) >= ttl_ms && since_ms >= ttl_ms / 8
+        since_ms.saturating_add(BATCH_LATE_MS) >= ttl_ms && since_ms >= ttl_ms / REPORT_PART
     }
 
     /// The same for a client that is blocked, of a ttl for which batches are too rare.
@@ -113,6 +138,8 @@ impl ConnectionSessions {
             if all.len() == 1 {
                 self.reported_ms.store(now_ms, Ordering::Relaxed);
             }
+        } else {
+            self.is_full.store(true, Ordering::Relaxed);
         }
         room
     }
@@ -153,9 +180,11 @@ impl ConnectionSessions {
         self.all.lock().expect("mutex poisoned")
     }
 
-    /// Whether sessions that have ended would be in the way.
-    fn is_swept(&self) -> bool {
-        self.shortest_ttl_ms.load(Ordering::Relaxed) < SHORT_TTL_MS || self.all().len() >= SWEPT_FROM
+    /// Whether sessions that have ended are in the way.
+    fn is_swept(&self, now_ms: u64) -> bool {
+        let is_wanted = self.shortest_ttl_ms.load(Ordering::Relaxed) < SHORT_TTL_MS
+            || self.is_full.load(Ordering::Relaxed);
+        is_wanted && now_ms.saturating_sub(self.swept_ms.load(Ordering::Relaxed)) >= SWEEP_AGAIN_MS
     }
 }
 
@@ -189,7 +218,7 @@ impl Line {
     fn push(&self, sessions: &Arc<ConnectionSessions>) -> bool {
         let is_new = !sessions.is_in_line.swap(true, Ordering::Relaxed);
         if is_new {
-            let has_many = sessions.all().len() > SESSIONS_FEW;
+            let has_many = sessions.has_many();
             let mut queues = self.0.lock().expect("mutex poisoned");
             let queue = if has_many { &mut queues.many } else { &mut queues.few };
             queue.push_back(Arc::clone(sessions));
@@ -306,7 +335,7 @@ impl SessionKeepalive {
         let now_ms = self.clock.monotonic_ms();
         let connections = self.connections.lock().expect("mutex poisoned");
         let mut swept: Vec<_> =
-            connections.values().filter(|sessions| sessions.is_swept()).cloned().collect();
+            connections.values().filter(|sessions| sessions.is_swept(now_ms)).cloned().collect();
         drop(connections);
         swept.sort_unstable_by_key(|sessions| sessions.swept_ms.load(Ordering::Relaxed));
         let mut taken = Vec::new();
@@ -318,6 +347,7 @@ impl SessionKeepalive {
                 break;
             }
             sessions.swept_ms.store(now_ms, Ordering::Relaxed);
+            sessions.is_full.store(false, Ordering::Relaxed);
             taken.push((sessions, opened));
         }
         taken
@@ -342,19 +372,35 @@ impl SessionKeepalive {
 
     fn report(&self) {
         let now_ms = self.clock.monotonic_ms();
-        let mut active = Vec::new();
-        let mut ids = Vec::new();
-        for sessions in self.connections.lock().expect("mutex poisoned").values() {
-            if sessions.touched.swap(false, Ordering::Relaxed) || sessions.waiting.load(Ordering::Relaxed) {
-                ids.extend(sessions.ids());
-                sessions.reported_ms.store(now_ms, Ordering::Relaxed);
-                active.push(Arc::clone(sessions));
+        let connections = self.connections.lock().expect("mutex poisoned");
+        let due: Vec<_> = connections.values().filter(|sessions| sessions.is_due(now_ms)).cloned().collect();
+        drop(connections);
+        let (reported, ids) = first_to_report(due);
+        // A command that comes from now on is not in this report.
+        reported.iter().for_each(|sessions| sessions.touched.store(false, Ordering::Relaxed));
+        match self.tier2.touch_sessions(ids) {
+            true => {
+                reported.iter().for_each(|sessions| sessions.reported_ms.store(now_ms, Ordering::Relaxed))
             }
-        }
-        if !self.tier2.touch_sessions(ids) {
-            active.iter().for_each(|sessions| sessions.touch());
+            false => reported.iter().for_each(|sessions| sessions.touch()),
         }
     }
+}
+
+/// Those that go into one report, with their sessions.
+fn first_to_report(mut due: Vec<Arc<ConnectionSessions>>) -> (Vec<Arc<ConnectionSessions>>, Vec<SessionId>) {
+    due.sort_by_cached_key(|sessions| (sessions.has_many(), sessions.reported_ms.load(Ordering::Relaxed)));
+    let mut ids = Vec::new();
+    let is_room = |ids: &mut Vec<SessionId>, sessions: &ConnectionSessions| {
+        let is_room = ids.len() < REPORTED_AT_ONCE_MAX;
+        if is_room {
+            ids.extend(sessions.ids());
+        }
+        is_room
+    };
+    let count = due.iter().take_while(|sessions| is_room(&mut ids, sessions)).count();
+    due.truncate(count);
+    (due, ids)
 }
 
 async fn report_line(weak: Weak<SessionKeepalive>, in_line: Arc<Notify>) {
@@ -367,10 +413,12 @@ async fn report_line(weak: Weak<SessionKeepalive>, in_line: Arc<Notify>) {
                 break;
             }
             let pause = (PAUSE_PER_SESSION * ids.len() as u32).max(PAUSE_MIN);
-            let mut blob = Vec::new();
-            Command::SessionsTouch { ids: ids.into_iter().collect() }.encode(&mut blob);
-            // Its reply says nothing; where the node has no room for it, the next batch has.
-            drop(session_keepalive.tier2.submit(blob.into(), 0));
+            for ids in ids.chunks(IDS_PER_COMMAND) {
+                let mut blob = Vec::new();
+                Command::SessionsTouch { ids: ids.iter().copied().collect() }.encode(&mut blob);
+                // Its reply says nothing; where the node has no room for it, the next batch has.
+                drop(session_keepalive.tier2.submit(blob.into(), 0));
+            }
             drop(session_keepalive);
             tokio::time::sleep(pause).await;
         }
@@ -416,6 +464,40 @@ mod tests {
         assert!(long.is_in_a_hurry(11_400));
         long.reported_ms.store(11_400, Ordering::Relaxed);
         assert!(!long.is_in_a_hurry(12_000));
+    }
+
+    #[test]
+    fn no_session_is_reported_again_and_again() {
+        for (ttl_ms, every_ms) in [(2_000, 250), (8_000, 1_000), (3_600_000, REPORT_MS_MAX)] {
+            let sessions = with_ttl(ttl_ms);
+            assert!(
+                !sessions.is_due(10_000 + every_ms - 1) && sessions.is_due(10_000 + every_ms),
+                "{ttl_ms}"
+            );
+            sessions.set_waiting(false);
+            assert!(!sessions.is_due(20_000), "{ttl_ms}: nothing came");
+            sessions.touch();
+            assert!(sessions.is_due(20_000), "{ttl_ms}: a command came");
+        }
+    }
+
+    #[test]
+    fn a_report_is_bounded_and_connections_with_few_sessions_come_first() {
+        let holder = |first: u64, count: u64, reported_ms: u64| {
+            let sessions = Arc::new(ConnectionSessions::new(first));
+            for id in first..first + count {
+                assert!(sessions.add(SessionId(id), 10_000, reported_ms));
+            }
+            sessions
+        };
+        let mut due: Vec<_> = (0..100).map(|n| holder(10_000 * (n + 2), 1_024, 1_000 + 100 - n)).collect();
+        let last = Arc::clone(&due[0]);
+        due.push(holder(1, SESSIONS_FEW as u64, 5_000));
+        let (reported, ids) = first_to_report(due);
+        assert_eq!(ids[0], SessionId(1));
+        assert!((REPORTED_AT_ONCE_MAX..REPORTED_AT_ONCE_MAX + 1_024).contains(&ids.len()), "{}", ids.len());
+        assert_eq!(ids[SESSIONS_FEW], SessionId(1_010_000), "then the one that has waited longest");
+        assert!(!reported.iter().any(|sessions| Arc::ptr_eq(sessions, &last)));
     }
 
     #[test]

@@ -102,6 +102,7 @@ impl CommandContext {
             self.leave_routes();
             moved = true;
         }
+        self.client.keep_alive_while_blocked(self.replies.unsent_bytes() <= UNREAD_BYTES_MAX);
         Ok(moved)
     }
 
@@ -144,7 +145,7 @@ impl CommandContext {
         };
         self.server.stats.count(answered, &reply);
         if call.waits {
-            self.client.set_waiting(false);
+            self.client.end_wait();
         }
         let shown = self.follow(call.after_reply, reply, !call.muted);
         if !call.muted {
@@ -161,8 +162,8 @@ impl CommandContext {
                 if let Some(sessions) = &self.client.sessions {
                     match (step, step.forgets(&reply)) {
                         (_, Some(id)) => sessions.forget(id),
-                        (SessionStep::Opens(id), None) => sessions.opened(id),
-                        (SessionStep::Closes(_), None) => {}
+                        (SessionStep::Opens(id), None) if !reply.is_error() => sessions.opened(id),
+                        (SessionStep::Opens(_) | SessionStep::Closes(_), None) => {}
                     }
                 }
                 reply

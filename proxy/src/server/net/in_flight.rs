@@ -210,9 +210,10 @@ pub enum NotifyState {
 /// What an answer means for the sessions of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionStep {
-    /// Kept alive from the moment it was asked for; forgotten where it was refused.
+    /// Kept alive from the moment it was asked for; forgotten where it was certainly refused. Where the outcome is not known it may be
+    /// there, and ends with the connection.
     Opens(SessionId),
-    /// Forgotten once it is gone for certain.
+    /// Forgotten once it is gone for certain. `NOSESSION` may mean that it is another user's.
     Closes(SessionId),
 }
 
@@ -222,10 +223,10 @@ impl SessionStep {
     pub fn forgets(self, answer: &Reply) -> Option<SessionId> {
         let refused = if let Reply::Error(refusal) = answer { Some(refusal.code()) } else { None };
         match (self, refused) {
-            (SessionStep::Opens(_), None) => None,
+            (SessionStep::Opens(_), None | Some("INDETERMINATE")) => None,
             (SessionStep::Opens(id), Some(_)) => Some(id),
-            (SessionStep::Closes(_), Some("UNAVAILABLE" | "INDETERMINATE")) => None,
-            (SessionStep::Closes(id), Some(_) | None) => Some(id),
+            (SessionStep::Closes(_), Some(_)) => None,
+            (SessionStep::Closes(id), None) => Some(id),
         }
     }
 }

@@ -243,7 +243,7 @@ impl CommandContext {
         }
         self.replies.in_flight = InFlight::OwnUpstream;
         if call.waits {
-            self.client.set_waiting(true);
+            self.client.begin_wait();
         }
         self.replies.awaited.push_back(AwaitedReply::OwnUpstream(call));
         Progress::Done

@@ -111,7 +111,7 @@ impl CommandContext {
                         self.audit_reply(&mut call, audit::PASSED);
                     }
                     if call.waits {
-                        self.client.set_waiting(false);
+                        self.client.end_wait();
                     }
                 }
                 Poll::Ready(Err(down)) => return self.lose_own_upstream(down).map(|()| true),
@@ -199,7 +199,7 @@ impl CommandContext {
             self.replies.encoded_bytes += bytes.len();
             *item = AwaitedReply::Encoded(bytes);
         }
-        self.client.set_waiting(false);
+        self.client.end_all_waits();
         Ok(())
     }
 

@@ -9,12 +9,13 @@
 //!   and goes on acknowledging the log. A mark in the data directory keeps it so over restarts.
 //! - Where voters differ and no majority decides it, it serves nobody until one does.
 //! - As leader it asks for a point where entries stay without one, and now and then for a full digest.
-//! - Where a snapshot of its own waits to be confirmed, it asks for a full digest whether it leads or not; and where a backup waits
-//!   for a checkpoint to begin at.
+//! - Where a snapshot of its own is due it asks for a full digest to begin it at, whether it leads or not; and again, while one waits
+//!   to be confirmed.
 //!
 //! Rows of reports are few, and each full digest that is asked for takes the place of an old one. So nobody asks for the next before
 //! a majority agrees on the last, or has had time to: twice as long after each that was in vain, because some node may be far slower.
-//! A node that is slower than a majority remembers what that majority came to.
+//! A node that is slower than a majority remembers what that majority came to. Where one was in vain, the leader asks again as soon as
+//! another voter is back.
 //!
 //! # Caveats
 //!
@@ -42,13 +43,13 @@ const UNDECIDED_MS_MAX: u64 = 1_000;
 const SLOW_WALK: u64 = 4;
 /// And yet nobody waits longer for it than this, while voters differ.
 const SLOW_WALK_MS_MAX: u64 = 30_000;
-/// Nor is it waited for longer than this before the next full digest. Far longer than any walk: who asks again while another node
-/// still walks is alone, and then alone again when that one asks.
-const WALK_AGAIN_MS_MAX: u64 = 600_000;
 /// A full digest is asked for again after this part of the usual time between two, and that of a slow walk.
 const FULL_AGAIN_PART: u64 = 30;
-/// After each that was in vain twice as long, up to so many times the usual time between two.
-const FULL_AGAIN_MOST: u64 = 2;
+/// After each that was in vain twice as long, up to so many times the usual time between two: who asks again while another node still
+/// walks is alone, and then alone again when that one asks. Four are waited for side by side.
+const FULL_AGAIN_MOST: u64 = 10;
+/// Who is not the first to ask waits this part longer for each before it.
+const ASK_TURN_PART: u64 = 4;
 /// A follower waits for another part of it first.
 const PATIENCE_PART: u64 = 4;
 /// While voters differ, the leader asks for new reports this often.
@@ -78,8 +79,14 @@ pub(in crate::tier2) struct OwnDigests {
     /// The last full digest that was asked for, and until when it is waited for.
     full_index: u64,
     full_open_until_ms: u64,
-    /// How many in a row no majority has agreed on when the next was asked for.
+    /// How many of the last no majority had agreed on when the next was asked for, less those it had.
     full_in_vain: u32,
+    /// As the leader sees it: one more asks for a full digest, if the last was in vain, but only so often.
+    voters_up: usize,
+    full_owed: bool,
+    owed_again_ms: u64,
+    /// Since when a snapshot is due.
+    due_since_ms: Option<u64>,
     /// The full digest that this node is at work on.
     under_way: Option<UnderWay>,
     /// The newest index at which a majority has come to the same full digest as this node.
@@ -136,9 +143,8 @@ impl OwnDigests {
 
     /// After how long all nodes should be done with a full digest, and free for the next. `usual_ms`: between two.
     fn walk_again_ms(&self, usual_ms: u64) -> u64 {
-        let walk_ms = self.walk_took_ms.saturating_mul(SLOW_WALK).min(WALK_AGAIN_MS_MAX);
-        let once_ms = usual_ms / FULL_AGAIN_PART + walk_ms;
-        doubled(once_ms, self.full_in_vain).min(once_ms.max(usual_ms.saturating_mul(FULL_AGAIN_MOST)))
+        let once_ms = usual_ms / FULL_AGAIN_PART + self.walk_took_ms.saturating_mul(SLOW_WALK);
+        doubled(once_ms, self.full_in_vain).min(usual_ms.saturating_mul(FULL_AGAIN_MOST))
     }
 
     /// The index at which this node was found to differ.
@@ -188,7 +194,7 @@ impl Node {
     /// So much of the log is unconfirmed, and therefore cannot be compacted, that no more may come.
     pub(in crate::tier2) fn is_log_unconfirmed(&self) -> bool {
         let bytes_max = || self.config.unconfirmed_log_bytes_max(self.machine.memory_used_bytes());
-        self.snapshots.has_unconfirmed()
+        (self.snapshots.has_unconfirmed() || self.waits_for_checkpoint())
             && (self.applied > self.snapshot_index() + self.config.unconfirmed_entries_max
                 || self.snapshots.log_bytes > bytes_max())
     }
@@ -222,26 +228,41 @@ impl Node {
     fn begin_full(&mut self, at: LogPosition) {
         let now_ms = self.now.monotonic_ms();
         let is_in_vain = self.digests.full_index > 0 && !self.is_full_agreed(self.digests.full_index);
-        self.digests.full_in_vain = if is_in_vain { self.digests.full_in_vain.saturating_add(1) } else { 0 };
+        let in_vain = self.digests.full_in_vain;
+        self.digests.full_in_vain =
+            if is_in_vain { in_vain.saturating_add(1) } else { in_vain.saturating_sub(1) };
         self.digests.full_index = at.index;
-        let usual_ms = self.config.checkpoint_ms;
-        self.digests.full_again_ms = now_ms + usual_ms / FULL_AGAIN_PART;
-        self.digests.full_open_until_ms = now_ms + self.digests.walk_again_ms(usual_ms);
+        let (usual_ms, turn) = (self.config.checkpoint_ms, self.turn_to_ask());
+        let in_turn = |wait_ms: u64| now_ms + wait_ms + wait_ms / ASK_TURN_PART * turn;
+        self.digests.full_again_ms = in_turn(usual_ms / FULL_AGAIN_PART);
+        self.digests.full_open_until_ms = in_turn(self.digests.walk_again_ms(usual_ms));
         // The machine is walked for one purpose at a time: a snapshot's last pieces must not come out of a digest's walk, and the end
         // of a snapshot must not end the walk of a digest.
         if self.digests.is_walking() || self.snapshots.is_making() {
             return;
         }
-        if self.waits_for_checkpoint() && self.may_begin_snapshot() {
+        if self.waits_for_checkpoint() {
             self.begin_snapshot(at, true);
         } else if self.machine.digest_begin() {
             self.digests.walk = Some((at.index, now_ms));
-            self.digests.walk_began_ms = now_ms;
             self.digests.slice = self.machine.digest_slice();
         } else {
             return;
         }
+        self.digests.walk_began_ms = now_ms;
         self.digests.under_way = Some(UnderWay { index: at.index, agreed: None });
+    }
+
+    /// Nodes that wait for the same digest ask for the next one after another: what the first asks for is for all of them, and as many
+    /// asks as there are nodes would put one another out of the table. The leader is the first.
+    fn turn_to_ask(&self) -> u64 {
+        let own = self.config.id;
+        let before = self.membership.iter().filter(|member| member.voter && member.id < own);
+        if self.is_leader() {
+            0
+        } else {
+            1 + before.count() as u64
+        }
     }
 
     /// Whether a majority has come to the same full digest at this index.
@@ -258,6 +279,7 @@ impl Node {
 
     /// This node has come to a full digest, by a walk or with a snapshot.
     pub(in crate::tier2) fn full_digest_made(&mut self, index: u64, value: u64) {
+        self.digests.walk_took_ms = self.now.monotonic_ms().saturating_sub(self.digests.walk_began_ms);
         let agreed = self.digests.under_way.take_if(|under_way| under_way.index == index);
         if let Some(agreed) = agreed.and_then(|under_way| under_way.agreed) {
             if agreed != value {
@@ -409,7 +431,6 @@ impl Node {
         match self.machine.digest_step(self.digests.slice) {
             Some(value) => {
                 self.digests.walk = None;
-                self.digests.walk_took_ms = now_ms.saturating_sub(self.digests.walk_began_ms);
                 self.full_digest_made(index, value);
             }
             None => self.digests.walk = Some((index, now_ms + self.config.digest_slice_ms)),
@@ -446,11 +467,17 @@ impl Node {
         self.digests.full_wanted_ms = self.now.monotonic_ms() + patience_ms;
     }
 
-    /// Asks for the full digest that a snapshot of this node waits for, or a backup. Again, where too many nodes sat a round out.
+    /// Asks for the full digest that a snapshot of this node begins at, or waits for. Again, where too many nodes sat a round out.
     fn ask_for_full(&mut self, now_ms: u64) {
+        let is_due = self.waits_for_checkpoint();
+        let since_ms = *self.digests.due_since_ms.get_or_insert(now_ms);
+        self.digests.due_since_ms = is_due.then_some(since_ms);
+        // The leader's comes first: mostly there are snapshots due at the others, too.
+        let is_urgent = self.is_leader() || self.snapshots.backups.wait();
+        let patience_ms = if is_urgent { 0 } else { self.config.checkpoint_ms / PATIENCE_PART };
         let is_busy = self.digests.is_walking() || self.snapshots.is_making();
         let may_ask = !self.machine.is_single_voter() && self.leader() != 0 && !self.removed;
-        let is_wanted = self.waits_for_checkpoint()
+        let is_wanted = is_due && now_ms >= since_ms + patience_ms
             || self.snapshots.has_unconfirmed() && now_ms >= self.digests.full_wanted_ms;
         let is_time = now_ms >= self.digests.full_again_ms && self.is_full_over(now_ms);
         if !is_wanted || !is_time || is_busy || !may_ask {
@@ -460,9 +487,23 @@ impl Node {
         self.send_unnumbered(&Command::Digest(DigestCommand::Checkpoint { kind: DigestKind::Full }));
     }
 
+    /// Where the last full digest was in vain, a voter that is back may be the one that was missing.
+    fn note_voters_up(&mut self, now_ms: u64) {
+        let (own, down_ms) = (self.config.id, self.config.node_down_ms);
+        let is_up = |id: NodeId| id == own || self.silent_ms(id, now_ms) < down_ms;
+        let up = self.membership.iter().filter(|member| member.voter && is_up(member.id)).count();
+        let is_more = up > std::mem::replace(&mut self.digests.voters_up, up);
+        let is_in_vain = self.digests.full_index > 0 && !self.is_full_agreed(self.digests.full_index);
+        if is_more && is_in_vain && now_ms >= self.digests.owed_again_ms {
+            self.digests.full_owed = true;
+            self.digests.owed_again_ms = now_ms + self.config.checkpoint_ms;
+        }
+    }
+
     /// The leader asks for a point where the last entries have none, and for a full digest now and then. Not without anything
     /// new to compare: an idle cluster writes nothing.
     fn ask_for_digests(&mut self, now_ms: u64) {
+        self.note_voters_up(now_ms);
         let full_due_ms = *self.digests.full_due_ms.get_or_insert(now_ms + self.config.checkpoint_ms);
         if now_ms < self.digests.ask_due_ms || !self.may_propose() {
             return;
@@ -473,8 +514,8 @@ impl Node {
         let is_conflict = self.digests.undecided_since_ms.is_some();
         let is_full_due =
             content > full_index && (now_ms >= full_due_ms || self.applied >= full_index + FULL_ENTRIES);
-        let is_full_conflict = self.machine.has_full_conflict();
-        let wants_full = (is_full_due && self.is_full_over(now_ms) || is_full_conflict)
+        let is_in_time = (is_full_due || self.machine.has_full_conflict()) && self.is_full_over(now_ms);
+        let wants_full = (is_in_time || self.digests.full_owed)
             && !self.digests.is_walking()
             && !self.snapshots.is_making();
         let wants_point = content > point_index && logical_ms >= point_ms + POINT_MS;
@@ -485,13 +526,9 @@ impl Node {
         };
         if wants_full {
             self.digests.full_due_ms = Some(now_ms + self.config.checkpoint_ms);
+            self.digests.full_owed = false;
         }
-        let conflict_ms = match wants_full {
-            true => doubled(CONFLICT_ASK_MS + self.digests.slow_walk_ms(), self.digests.full_in_vain)
-                .min(CONFLICT_ASK_MS + SLOW_WALK_MS_MAX),
-            false => CONFLICT_ASK_MS,
-        };
-        self.digests.ask_due_ms = now_ms + if is_conflict { conflict_ms } else { self.config.resend_ms };
+        self.digests.ask_due_ms = now_ms + if is_conflict { CONFLICT_ASK_MS } else { self.config.resend_ms };
         self.stage.push_unnumbered(encoded(&Command::Digest(DigestCommand::Checkpoint { kind })));
     }
 

@@ -33,7 +33,7 @@ const READS_PER_LOOK: usize = 8;
 const STAMP_JITTER_MS_MAX: u64 = 5;
 /// Machine work for the reads of one turn; checked after every read.
 const READS_WORK_MAX: u64 = 200_000;
-/// How long the node tries to get a command of its own into the log.
+/// How long the node tries to get most commands of its own into the log.
 const OWN_TIMEOUT_MS: u64 = 30_000;
 /// Sessions in one batched keep-alive.
 const TOUCH_IDS_MAX: usize = 8_192;
@@ -138,8 +138,13 @@ impl Node {
     pub(super) fn on_orphaned(&mut self, ids: &[SessionId], grace_ms: u64) {
         let settings = self.machine.settings();
         let grace_ms = if settings.founded { settings.session_grace_ms } else { grace_ms };
+        let now_ms = self.now.monotonic_ms();
         for ids in ids.chunks(TOUCH_IDS_MAX) {
-            self.submit_own(&Command::SessionsOrphan { ids: ids.iter().copied().collect(), grace_ms });
+            // Nobody else ends these sessions before their ttl, which may be a year: also after a long outage it is said.
+            let has_room = self.pending.unapplied_bytes() <= self.config.pending_bytes_max / 2;
+            let deadline_ms = if has_room { u64::MAX } else { now_ms + OWN_TIMEOUT_MS };
+            let command = Command::SessionsOrphan { ids: ids.iter().copied().collect(), grace_ms };
+            self.pending.submit_own(encoded(&command), now_ms, deadline_ms);
         }
     }
 

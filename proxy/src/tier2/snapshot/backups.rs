@@ -1,9 +1,9 @@
 //! Backups: clients that read a snapshot file of this node, piece by piece.
 //!
 //! `BACKUP BEGIN` is a linearizable read: it is answered once this node has applied everything that was committed when it came. A
-//! snapshot of a later checkpoint is made: a majority of voters must have come to the digest of the very records that are in it. (A
-//! digest of a later entry confirms other snapshots, because the log goes on from them; a backup is all there is.) It becomes the one
-//! a restart would begin with, and stays on disk for the client although a newer one takes its place. Each `BACKUP READ` is one bounded read of that file, so a client that stops
+//! snapshot of a later checkpoint is made as any other, and stays on disk for the client although a newer one takes its place. A
+//! majority of voters must have come to the digest of the very records that are in it. (Where that fails, a digest of a later entry
+//! confirms a snapshot for this node's own use, because the log goes on from it; a backup is all there is.) Each `BACKUP READ` is one bounded read of that file, so a client that stops
 //! reading holds a file and nothing else, and only for a minute; snapshots and locks go on.
 
 use crate::node_api::backup_file::BackupHeader;
@@ -119,6 +119,9 @@ impl Node {
     pub(in crate::tier2) fn answer_backup(&mut self, request: Backup) -> Reply {
         let now_ms = self.now.monotonic_ms();
         match request {
+            Backup::Begin if !self.membership.get(self.config.id).is_some_and(|own| own.voter) => {
+                refusals::backup_of_a_learner()
+            }
             Backup::Begin => {
                 let begun = self.snapshots.backups.begin(self.applied, self.now.wall_us, now_ms);
                 begun.map_or_else(|| refusals::too_many_backups(BACKUPS_MAX), |id| Reply::Int(id as i64))

@@ -147,28 +147,39 @@ impl Node {
         self.snapshots.discard_durable(&self.persist, &mut self.out.snapshot_ops);
     }
 
+    /// Of a node that compares with nobody. All others begin theirs at a checkpoint ([`Node::waits_for_checkpoint`]).
     fn begin_snapshot_if_due(&mut self) {
-        let last = self.raw.store().snapshot_meta().at.index;
-        let since = self.applied - last;
         self.snapshots.wanted |= self.raw.store().take_wanted();
-        let quiet = if self.machine.content_index() <= last { QUIET_ENTRIES } else { 0 };
-        let due = since >= self.config.snapshot_entries.saturating_add(quiet)
-            || self.snapshots.bytes_since >= self.config.snapshot_bytes
-            || self.snapshots.wanted
-            || self.snapshots.backups.wait();
-        if !due || since == 0 || self.waits_for_checkpoint() || !self.may_begin_snapshot() {
+        if !self.is_without_comparison() || !self.is_snapshot_due() || !self.may_begin_snapshot() {
             return;
         }
         let Ok(term) = self.raw.store().term(self.applied) else { return };
         self.begin_snapshot(LogPosition { index: self.applied, term }, false);
     }
 
-    /// A backup begins at a checkpoint, and any other snapshot waits for it. A single voter compares with nobody.
-    pub(in crate::tier2) fn waits_for_checkpoint(&self) -> bool {
-        self.snapshots.backups.wait() && !self.machine.is_single_voter()
+    fn is_snapshot_due(&self) -> bool {
+        let last = self.raw.store().snapshot_meta().at.index;
+        let since = self.applied - last;
+        let quiet = if self.machine.content_index() <= last { QUIET_ENTRIES } else { 0 };
+        let is_due = since >= self.config.snapshot_entries.saturating_add(quiet)
+            || self.snapshots.bytes_since >= self.config.snapshot_bytes
+            || self.snapshots.wanted
+            || self.snapshots.backups.wait();
+        is_due && since > 0
     }
 
-    pub(in crate::tier2) fn may_begin_snapshot(&self) -> bool {
+    /// A single voter, or one that has diverged.
+    fn is_without_comparison(&self) -> bool {
+        self.machine.is_single_voter() || self.is_quarantined()
+    }
+
+    /// Whether a snapshot begins at the next checkpoint. Its own digest is compared then: the records of the snapshot are hashed as they
+    /// are written, and nobody walks twice, nor misses the digest of another because of a snapshot of its own.
+    pub(in crate::tier2) fn waits_for_checkpoint(&self) -> bool {
+        !self.is_without_comparison() && self.may_begin_snapshot() && self.is_snapshot_due()
+    }
+
+    fn may_begin_snapshot(&self) -> bool {
         self.snapshots.making.is_none()
             && self.snapshots.unconfirmed.is_none()
             && !self.digests.is_walking()
@@ -366,8 +377,8 @@ impl Node {
         }
     }
 
-    /// Our own snapshot is stored. It counts once a majority has come to the same full digest as this node behind its index: a state
-    /// that only this node has must never be sent, nor take the place of the log it came from. A digest from before says nothing,
+    /// Our own snapshot is stored. It counts once a majority has come to the same full digest as this node, at its index or behind it: a
+    /// state that only this node has must never be sent, nor take the place of the log it came from. A digest from before says nothing,
     /// though no entry came since: what was hashed then is not what was written now.
     fn keep_until_confirmed(&mut self) {
         let Some(making) = self.snapshots.making.take() else { return };
