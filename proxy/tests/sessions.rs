@@ -116,3 +116,87 @@ fn what_others_have_closed_makes_room() {
     assert_eq!(other.pipeline(&closes), ["0"; 10]);
     await_that("there is room", || client.ask(&["LOCK.SESSION", "OPEN", "600000"]).starts_with('"'));
 }
+
+fn is_there(asker: &mut Client, session: &str) -> bool {
+    asker.ask(&["LOCK.SESSION", "INFO", session]).contains(session)
+}
+
+/// Frozen behind a large reply: that its wait is over it would never learn.
+#[test]
+fn who_reads_no_replies_is_not_blocked_for_ever() {
+    let node = Node::start(&[]);
+    let (mut other, mut frozen) = (node.connect(), node.connect());
+    let value = "x".repeat(60_000);
+    for _ in 0..250 {
+        other.ask(&["RPUSH", "large", &value]);
+    }
+    other.acquire(&["busy", "600000"]);
+    let session = open(&mut frozen, "1000");
+    frozen.acquire(&["of frozen", "0", "SESSION", &session]);
+    frozen.send(&["LRANGE", "large", "0", "-1"]);
+    frozen.send(&["LOCK.ACQUIRE", "busy", "1000", "WAIT", "1"]);
+    await_that("its session ends", || !is_there(&mut other, &session));
+    other.acquire(&["of frozen", "1000"]);
+}
+
+/// The end of the first of two waits that the upstream Redis was sent is not the end of the second.
+#[test]
+fn each_of_several_waits_at_the_upstream_counts() {
+    let (_redis, node) = behind(&["--default-tier", "efficiency"]);
+    let mut other = node.connect();
+    let blocks = || {
+        let mut client = node.connect();
+        let session = open(&mut client, "1200");
+        client.send(&["BLPOP", "one", "0.5"]);
+        client.send(&["BLPOP", "two", "4"]);
+        assert_eq!(client.receive(), "nil");
+        std::thread::sleep(Duration::from_millis(2_500));
+        let lives = is_there(&mut other, &session);
+        assert_eq!(client.receive(), "nil");
+        lives
+    };
+    assert!(std::iter::repeat_with(blocks).take(ATTEMPTS).any(|lives| lives), "it ends behind the first");
+}
+
+/// `NOSESSION` may mean that it belongs to the user that this connection was before.
+#[test]
+fn a_session_of_the_user_before_ends_with_its_connection() {
+    let node = Node::start(&[]);
+    let (mut other, mut client) = (node.connect(), node.connect());
+    for user in ["one", "two"] {
+        assert_eq!(other.ask(&["ACL", "SETUSER", user, "on", ">secret", "~*", "&*", "+@all"]), "+OK");
+    }
+    assert_eq!(client.ask(&["AUTH", "one", "secret"]), "+OK");
+    let session = open(&mut client, "3600000");
+    assert_eq!(client.ask(&["AUTH", "two", "secret"]), "+OK");
+    assert!(client.ask(&["LOCK.SESSION", "CLOSE", &session]).starts_with("-NOSESSION"));
+    assert!(is_there(&mut other, &session));
+    drop(client);
+    await_that("it ends in the grace time", || !is_there(&mut other, &session));
+}
+
+/// As many active sessions as a few connections may have: those of others live, and their locks are served.
+#[test]
+fn connections_with_many_active_sessions_end_none_of_others() {
+    let node = Node::start(&[]);
+    let mut heavy: Vec<Client> = (0..24).map(|_| node.connect()).collect();
+    for client in &mut heavy {
+        client.pipeline(&["LOCK.SESSION OPEN 3600000"; SESSIONS_MAX]);
+    }
+    let mut honest = node.connect();
+    let before = committed(&mut honest);
+    let (began, session) = (Instant::now(), open(&mut honest, "3000"));
+    let mut rounds = 0;
+    while began.elapsed() < Duration::from_secs(4) {
+        heavy.iter_mut().for_each(|client| drop(client.ask(&["PING"])));
+        honest.ask(&["PING"]);
+        rounds += 1;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(is_there(&mut honest, &session), "after {rounds} rounds");
+    let entries = committed(&mut honest) - before;
+    assert!(
+        entries < 400,
+        "{entries} entries for {rounds} rounds of PINGs: no session is reported again and again"
+    );
+}

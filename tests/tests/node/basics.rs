@@ -120,6 +120,29 @@ fn sessions_live_by_batched_keep_alives_and_die_without_them() {
     assert!(!info(&mut cluster, 1, "r").held);
 }
 
+/// The connection is closed while there is no quorum, for longer than anything else is tried: nobody else would end its session.
+#[test]
+fn a_session_orphaned_during_a_long_outage_ends_after_it() {
+    let mut cluster = settled(3, 7);
+    let id = SessionId(77);
+    let open = Command::SessionOpen { id, ttl_ms: 3_600_000, label: b"" };
+    let ticket = cluster.submit(2, &open, 0);
+    cluster.wait_for(ticket, 1_000);
+    let command =
+        Command::Acquire { db: 0, resource: b"r", ttl_ms: 0, wait_ms: 0, owner: b"a", session: Some(id) };
+    let ticket = cluster.submit(2, &command, 0);
+    granted(&cluster.wait_for(ticket, 1_000));
+    cluster.crash(1);
+    cluster.crash(3);
+    cluster.run_for(1_000);
+    cluster.input(2, Input::SessionsOrphaned { ids: vec![id], grace_ms: 500 });
+    cluster.run_for(120_000);
+    cluster.start(1);
+    cluster.start(3);
+    cluster.run_for(10_000);
+    assert!(!info(&mut cluster, 2, "r").held);
+}
+
 #[test]
 fn the_same_seed_gives_the_same_run() {
     let run = |seed| {
