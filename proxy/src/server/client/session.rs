@@ -65,7 +65,7 @@ pub struct Client {
     /// Sessions this connection opened: any command here keeps them alive, its end orphans them.
     pub sessions: Option<Arc<ConnectionSessions>>,
     /// Commands in flight that wait.
-    pub waits: u32,
+    pub waits: Waits,
     pub subscriptions: Option<Box<Subscriptions>>,
     /// While `CLIENT TRACKING` is on.
     pub tracking: Option<Box<Tracking>>,
@@ -81,6 +81,26 @@ pub struct Client {
     pub told: ToldGrants,
     /// The reason an operator gave for what it does now, for the audit log.
     pub reason: Option<Box<str>>,
+}
+
+/// Commands in flight that wait. The upstream Redis may have been sent several: the answer to the first is not the end of all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waits(u32);
+
+impl Waits {
+    fn begin(&mut self) {
+        self.0 += 1;
+    }
+
+    /// Whether it was the last.
+    fn end(&mut self) -> bool {
+        self.0 = self.0.saturating_sub(1);
+        self.0 == 0
+    }
+
+    fn are_there(self) -> bool {
+        self.0 > 0
+    }
 }
 
 /// What a client has sent without being logged in.
@@ -193,7 +213,7 @@ impl Client {
             watched_bytes: 0,
             watches_upstream: false,
             sessions: None,
-            waits: 0,
+            waits: Waits::default(),
             subscriptions: None,
             tracking: None,
             tracks_upstream: false,
@@ -255,21 +275,20 @@ impl Client {
 
     /// Being blocked in a WAIT keeps the connection's sessions alive.
     pub fn begin_wait(&mut self) {
-        self.waits += 1;
+        self.waits.begin();
         self.info.blocked.store(true, Ordering::Relaxed);
         self.keep_alive_while_blocked(true);
     }
 
-    /// One of those that were begun is over. The upstream Redis may have been sent several.
+    /// One of those that were begun is over.
     pub fn end_wait(&mut self) {
-        match self.waits {
-            0 | 1 => self.end_all_waits(),
-            _ => self.waits -= 1,
+        if self.waits.end() {
+            self.end_all_waits();
         }
     }
 
     pub fn end_all_waits(&mut self) {
-        self.waits = 0;
+        self.waits = Waits::default();
         self.info.blocked.store(false, Ordering::Relaxed);
         self.info.unblock.end();
         self.keep_alive_while_blocked(true);
@@ -278,7 +297,7 @@ impl Client {
     /// A client that does not read its replies is not blocked: it would not learn that its wait is over.
     pub fn keep_alive_while_blocked(&self, reads: bool) {
         if let Some(sessions) = &self.sessions {
-            sessions.set_waiting(self.waits > 0 && reads);
+            sessions.set_waiting(self.waits.are_there() && reads);
         }
     }
 
@@ -323,5 +342,19 @@ impl Client {
         let names = self.subscriptions.as_ref().map_or(0, |subscriptions| subscriptions.held_bytes);
         let prefixes = self.tracking.as_ref().map_or(0, |tracking| tracking.prefix_bytes);
         transaction + self.watched_bytes + names + prefixes + self.told.held_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_one_wait_is_not_the_end_of_the_next() {
+        let mut waits = Waits::default();
+        waits.begin();
+        waits.begin();
+        assert!(!waits.end() && waits.are_there());
+        assert!(waits.end() && !waits.are_there() && waits.end());
     }
 }

@@ -518,8 +518,10 @@ mod tests {
             assert!(second.add(SessionId(id), 5, 10_000));
         }
         assert!(line.push(&first) && line.push(&second) && !line.push(&second));
-        assert_eq!(line.take(), [SessionId(1)], "the second does not fit into the same report");
-        assert!(!line.push(&second) && line.push(&first));
+        assert_eq!(line.take().len(), SESSIONS_PER_CONNECTION_MAX);
+        assert!(!line.push(&first) && line.push(&second));
+        assert_eq!(line.take(), [SessionId(1)]);
+        assert!(line.push(&first) && !line.push(&second));
         assert_eq!(line.take().len(), SESSIONS_PER_CONNECTION_MAX);
         assert_eq!(line.take(), [SessionId(1)]);
         assert!(line.take().is_empty() && line.push(&second));

@@ -422,3 +422,22 @@ impl Source {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use redfence_core::reply::Refusal;
+
+    #[test]
+    fn a_session_is_forgotten_only_where_it_is_certain() {
+        let (opens, closes) = (SessionStep::Opens(SessionId(1)), SessionStep::Closes(SessionId(1)));
+        let error = |text: &'static str| Reply::Error(Refusal::new(text));
+        assert_eq!(opens.forgets(&Reply::Bulk(Bytes::new())), None);
+        assert_eq!(opens.forgets(&error("INDETERMINATE it may be there")), None);
+        assert_eq!(opens.forgets(&error("UNAVAILABLE no")), Some(SessionId(1)));
+        assert_eq!(closes.forgets(&Reply::Int(3)), Some(SessionId(1)));
+        for refusal in ["INDETERMINATE x", "UNAVAILABLE x", "NOSESSION it may be another user's"] {
+            assert_eq!(closes.forgets(&error(refusal)), None, "{refusal}");
+        }
+    }
+}
