@@ -2,7 +2,6 @@
 //!
 //! The hosts, the network and the agenda are those of the seeded simulator (`redfence_tests::sim::kernel`).
 
-mod attack_two;
 mod basics;
 mod batching;
 mod chaos;

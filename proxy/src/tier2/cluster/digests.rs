@@ -313,18 +313,19 @@ impl Node {
         self.digests.full_confirmed = 0;
     }
 
-    /// Whether a majority has come to the same full digest as this node at this very index.
+    /// Whether a majority has come to the same full digest as this node at this very index. Chains are not enough: states that differ
+    /// may answer alike for long.
     pub(in crate::tier2) fn is_confirmed_at(&self, index: u64) -> bool {
         let is_it = |own: &OwnValue| own.kind == DigestKind::Full && own.index == index && own.is_confirmed;
         let is_confirmed = self.digests.full_confirmed == index || self.digests.values.iter().any(is_it);
         is_confirmed && self.machine.digest_standing() == Standing::Agreed
     }
 
-    /// Whether a majority has come to the same full digest as this node behind this index. Chains are not enough: states that differ
-    /// may answer alike for long. A single voter has nobody to compare with.
-    pub(in crate::tier2) fn is_confirmed_behind(&self, index: u64) -> bool {
-        let is_confirmed = self.machine.is_single_voter() || self.digests.full_confirmed > index;
-        is_confirmed && self.machine.digest_standing() == Standing::Agreed
+    /// Whether no majority will come to the full digest of this index any more: its row is gone, or one behind it has been agreed on.
+    /// (A row that is agreed on after a later one is lost with it: the next snapshot is of a later entry.)
+    pub(in crate::tier2) fn is_never_confirmed(&self, index: u64) -> bool {
+        let is_gone = self.machine.digest_row(DigestKind::Full, index).is_none();
+        is_gone || self.digests.full_confirmed > index
     }
 
     /// Whether the state of this node can reach nobody any more, not even after a restart: no majority will confirm it, and nobody needs to.

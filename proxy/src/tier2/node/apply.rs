@@ -279,6 +279,7 @@ impl Node {
                 Fate::Waiting => self.now_queued(seq),
                 Fate::Answered(reply) => self.answer_own_from_memory(seq, reply),
                 Fate::Unmet if !placed => {}
+                Fate::Unknown if self.pending.say_again(seq) => {}
                 Fate::Unmet | Fate::Unknown => {
                     if let Some(overdue) = self.pending.give_up(seq) {
                         self.give_up(&overdue);

@@ -46,6 +46,11 @@ impl PendingRequest {
     fn may_queue(&self) -> bool {
         self.queued_deadline_ms > 0
     }
+
+    /// A command of the node itself that is never given up.
+    fn is_lasting(&self) -> bool {
+        self.ticket.is_none() && self.deadline_ms == u64::MAX
+    }
 }
 
 #[derive(Debug)]
@@ -199,7 +204,7 @@ impl PendingTable {
         })
     }
 
-    /// A command of the node itself. Given up at its deadline like any other.
+    /// A command of the node itself. Given up at its deadline like any other; with none it is said until it is applied.
     pub(super) fn submit_own(&mut self, blob: Bytes, now_ms: u64, deadline_ms: u64) -> u64 {
         self.add(PendingRequest {
             ticket: None,
@@ -420,7 +425,7 @@ impl PendingTable {
         let late: Vec<u64> = self
             .unapplied
             .iter()
-            .filter(|(_, request)| request.deadline_ms <= now_ms)
+            .filter(|(_, request)| request.deadline_ms <= now_ms && !request.is_lasting())
             .map(|(seq, _)| seq)
             .collect();
         let mut given_up = Vec::with_capacity(late.len());
@@ -476,6 +481,15 @@ impl PendingTable {
         seqs
     }
 
+    /// What must be said, also if it may have been said before: under a new number.
+    pub(in crate::tier2) fn say_again(&mut self, seq: u64) -> bool {
+        if !self.unapplied.get(seq).is_some_and(PendingRequest::is_lasting) {
+            return false;
+        }
+        self.remove_unapplied(seq).into_iter().for_each(|request| self.add_again(request));
+        true
+    }
+
     /// Nobody can say what became of it.
     pub(in crate::tier2) fn give_up(&mut self, seq: u64) -> Option<OverdueRequest> {
         match self.unapplied.contains(seq) {
@@ -494,7 +508,12 @@ impl PendingTable {
             placed.iter().filter_map(|seq| self.placed.remove(seq)).map(|placed| placed.ticket).collect();
         *self = PendingTable::new(origin);
         for request in unapplied.into_values() {
-            let Some(ticket) = request.ticket else { continue };
+            let Some(ticket) = request.ticket else {
+                if request.is_lasting() {
+                    self.add_again(request);
+                }
+                continue;
+            };
             if request.withdrawn {
                 tickets.push(ticket);
                 continue;

@@ -2,8 +2,7 @@
 //!
 //! `BACKUP BEGIN` is a linearizable read: it is answered once this node has applied everything that was committed when it came. A
 //! snapshot of a later checkpoint is made as any other, and stays on disk for the client although a newer one takes its place. A
-//! majority of voters must have come to the digest of the very records that are in it. (Where that fails, a digest of a later entry
-//! confirms a snapshot for this node's own use, because the log goes on from it; a backup is all there is.) Each `BACKUP READ` is one bounded read of that file, so a client that stops
+//! majority of voters must have come to the digest of the very records that are in it. Each `BACKUP READ` is one bounded read of that file, so a client that stops
 //! reading holds a file and nothing else, and only for a minute; snapshots and locks go on.
 
 use crate::node_api::backup_file::BackupHeader;

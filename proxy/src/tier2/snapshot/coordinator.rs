@@ -377,9 +377,9 @@ impl Node {
         }
     }
 
-    /// Our own snapshot is stored. It counts once a majority has come to the same full digest as this node, at its index or behind it: a
-    /// state that only this node has must never be sent, nor take the place of the log it came from. A digest from before says nothing,
-    /// though no entry came since: what was hashed then is not what was written now.
+    /// Our own snapshot is stored. It counts once a majority has come to the digest of its own records: a state that only this node has
+    /// must never be sent, nor take the place of the log it came from. A digest of another entry says nothing: what was hashed then is
+    /// not what was written now.
     fn keep_until_confirmed(&mut self) {
         let Some(making) = self.snapshots.making.take() else { return };
         self.metering.snapshot_ends(SnapshotStep::Write, self.config.id, true, self.now.monotonic_us);
@@ -391,10 +391,13 @@ impl Node {
     /// A restart begins with the confirmed snapshot, and the log behind it can go. A quarantined node takes its own as it is: nobody will
     /// ever confirm it, and with a log that only grows its disk would fill up.
     fn adopt_confirmed(&mut self) {
-        let Some(waiting) = &self.snapshots.unconfirmed else { return };
-        let index = waiting.meta.at.index;
-        let is_itself_confirmed = waiting.at_checkpoint && self.is_confirmed_at(index);
-        if !is_itself_confirmed && !self.is_confirmed_behind(index) && !self.is_set_apart_for_good() {
+        let Some(StoredSnapshot { meta, at_checkpoint }) = &self.snapshots.unconfirmed else { return };
+        let index = meta.at.index;
+        let is_itself_confirmed = *at_checkpoint && self.is_confirmed_at(index);
+        if !is_itself_confirmed && !self.machine.is_single_voter() && !self.is_set_apart_for_good() {
+            if !self.is_quarantined() && (!at_checkpoint || self.is_never_confirmed(index)) {
+                self.drop_unconfirmed();
+            }
             return;
         }
         let Some(StoredSnapshot { meta, .. }) = self.snapshots.unconfirmed.take() else { return };
@@ -417,6 +420,14 @@ impl Node {
         });
         self.persist.started(number, 0, false);
         self.snapshots.discard_after(before, number);
+    }
+
+    /// Nobody will compare it any more: what is in it may be wrong though the state is not, so another takes its place.
+    fn drop_unconfirmed(&mut self) {
+        let Some(StoredSnapshot { meta, .. }) = self.snapshots.unconfirmed.take() else { return };
+        tracing::info!(index = meta.at.index, "no majority has compared a snapshot: another is made");
+        self.snapshots.bytes_since = self.snapshots.log_bytes;
+        self.out.snapshot_ops.push(SnapshotOp::Discard(meta.id));
     }
 
     /// From where on members need the log that are being sent a snapshot, or go on from one that they have received. Without it, a
