@@ -143,6 +143,29 @@ fn a_session_orphaned_during_a_long_outage_ends_after_it() {
     assert!(!info(&mut cluster, 2, "r").held);
 }
 
+/// The same where its node alone is cut off, for less or more than it takes to be declared gone.
+#[test]
+fn a_session_orphaned_at_a_node_that_is_cut_off_ends_after_it() {
+    for cut_ms in [5_000, 40_000] {
+        let mut cluster = settled(3, 7);
+        let id = SessionId(77);
+        let open = Command::SessionOpen { id, ttl_ms: 3_600_000, label: b"" };
+        let ticket = cluster.submit(2, &open, 0);
+        cluster.wait_for(ticket, 1_000);
+        let command =
+            Command::Acquire { db: 0, resource: b"r", ttl_ms: 0, wait_ms: 0, owner: b"a", session: Some(id) };
+        let ticket = cluster.submit(2, &command, 0);
+        granted(&cluster.wait_for(ticket, 1_000));
+        cluster.network().split(&[2], &[1, 3]);
+        cluster.run_for(1_000);
+        cluster.input(2, Input::SessionsOrphaned { ids: vec![id], grace_ms: 500 });
+        cluster.run_for(cut_ms);
+        cluster.heal();
+        cluster.run_for(60_000);
+        assert!(!info(&mut cluster, 1, "r").held, "cut off for {cut_ms} ms");
+    }
+}
+
 #[test]
 fn the_same_seed_gives_the_same_run() {
     let run = |seed| {

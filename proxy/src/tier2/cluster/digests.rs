@@ -48,9 +48,6 @@ const FULL_AGAIN_PART: u64 = 30;
 /// After each that was in vain twice as long, up to so many times the usual time between two: who asks again while another node still
 /// walks is alone, and then alone again when that one asks. Four are waited for side by side.
 const FULL_AGAIN_MOST: u64 = 2;
-/// After so many in vain it is no passing trouble of the network or of disks, and up to so many times.
-const FULL_TROUBLED: u32 = 8;
-const FULL_AGAIN_MOST_TROUBLED: u64 = 10;
 /// Who is not the first to ask waits this part longer for each before it.
 const ASK_TURN_PART: u64 = 4;
 /// A follower waits for another part of it first.
@@ -147,9 +144,7 @@ impl OwnDigests {
     /// After how long all nodes should be done with a full digest, and free for the next. `usual_ms`: between two.
     fn walk_again_ms(&self, usual_ms: u64) -> u64 {
         let once_ms = usual_ms / FULL_AGAIN_PART + self.walk_took_ms.saturating_mul(SLOW_WALK);
-        let times =
-            if self.full_in_vain > FULL_TROUBLED { FULL_AGAIN_MOST_TROUBLED } else { FULL_AGAIN_MOST };
-        doubled(once_ms, self.full_in_vain).min(once_ms.max(usual_ms.saturating_mul(times)))
+        doubled(once_ms, self.full_in_vain).min(once_ms.max(usual_ms.saturating_mul(FULL_AGAIN_MOST)))
     }
 
     /// The index at which this node was found to differ.
