@@ -22,6 +22,8 @@ pub enum Input {
     },
     /// Sessions whose connections were active (or are blocked in a WAIT) since the last report. Batched into the log.
     SessionsTouched(Vec<SessionId>),
+    /// The same of sessions that may end before the next batch: into the log at once.
+    SessionsInHurry(Vec<SessionId>),
     /// The connections that opened these sessions are closed.
     SessionsOrphaned {
         ids: Vec<SessionId>,
@@ -84,6 +86,7 @@ impl Input {
             Input::Cancel { .. }
             | Input::Withdraw { .. }
             | Input::SessionsTouched(_)
+            | Input::SessionsInHurry(_)
             | Input::SessionsOrphaned { .. }
             | Input::Wanted(_)
             | Input::Users(_)

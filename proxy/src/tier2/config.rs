@@ -160,9 +160,14 @@ impl NodeConfig {
         }
     }
 
+    /// One that is merely due must not be beyond it.
+    pub(in crate::tier2) fn unconfirmed_log_entries_max(&self) -> u64 {
+        self.unconfirmed_entries_max.max(self.snapshot_entries.saturating_mul(2))
+    }
+
     /// A large state takes longer to write and to confirm, and its disk is as large: the log behind it may grow to its size.
     pub(in crate::tier2) fn unconfirmed_log_bytes_max(&self, state_bytes: u64) -> u64 {
-        self.unconfirmed_bytes_max.max(state_bytes)
+        self.unconfirmed_bytes_max.max(self.snapshot_bytes.saturating_mul(2)).max(state_bytes)
     }
 }
 

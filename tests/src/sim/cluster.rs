@@ -106,6 +106,16 @@ impl SimCluster {
         &mut self.kernel.network
     }
 
+    /// From now on this node needs so much longer to sync and read back a snapshot file that is complete.
+    pub fn slow_finish(&mut self, id: NodeId, finish_ms: u64) {
+        self.kernel.host(id).mood.finish_us = finish_ms * 1_000;
+    }
+
+    /// Whether no snapshot file can be written.
+    pub fn refuse_snapshots(&mut self, id: NodeId, refuses: bool) {
+        self.kernel.host(id).mood.refuses_snapshots = refuses;
+    }
+
     /// From now on every disk takes up to so long to sync.
     pub fn slow_disks(&mut self, sync_us_max: u64) {
         for host in self.kernel.hosts.values_mut() {

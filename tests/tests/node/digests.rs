@@ -7,6 +7,7 @@ use redfence::node_api::{AdminRequest, Input, OwnedQuery, PeerMessage, Role};
 use redfence_core::grammar::cluster::Backup;
 use redfence_core::machine::digest::{Divergence, POINT_ENTRIES};
 use redfence_tests::sim::kernel::address as addr;
+use std::collections::BTreeMap;
 
 const NOBODY: [NodeId; 0] = [];
 
@@ -946,4 +947,120 @@ fn a_snapshot_whose_own_digest_was_missed_is_never_sent() {
         assert_ne!(snapshot(&cluster), wrong, "seed {seed}: no majority has compared it");
     }
     assert!(compared > 1, "{compared}");
+}
+
+/// Twenty locks a second are taken at the leader. For each node that runs, how many snapshots counted, and the longest time without a new
+/// one, in seconds.
+fn snapshots_under_load(cluster: &mut SimCluster, seconds: u64) -> BTreeMap<NodeId, (u64, u64)> {
+    let mut seen: BTreeMap<NodeId, (u64, u64)> = BTreeMap::new();
+    let mut counted: BTreeMap<NodeId, (u64, u64)> = BTreeMap::new();
+    for second in 0..seconds {
+        let at = leader(cluster);
+        let mut asked = Vec::new();
+        for name in 0..20 {
+            asked.push(cluster.submit(at, &acquire(&format!("l{name}"), "x", 20, 0), 0));
+            cluster.run_for(50);
+        }
+        for ticket in asked {
+            let answer = cluster.wait_for(ticket, 6_000);
+            assert!(!matches!(answer, Reply::Error(_)), "after {second} s: {answer:?}");
+        }
+        for id in cluster.ids() {
+            let Some(index) = cluster.node(id).map(|node| node.snapshot_index()) else { continue };
+            let (last, since) = seen.entry(id).or_insert((index, second));
+            let (count, longest) = counted.entry(id).or_default();
+            *longest = (*longest).max(second - *since);
+            if *last != index {
+                (*last, *since) = (index, second);
+                *count += 1;
+            }
+        }
+    }
+    counted
+}
+
+/// A node that syncs its file and reads it back took part in no digest, and one with a quicker disk was alone each time: its snapshots
+/// were dropped without end, until requests were refused.
+#[test]
+fn snapshots_go_on_beside_disks_that_need_as_long_as_until_the_next() {
+    fn bounded(config: &mut NodeConfig) {
+        config.snapshot_entries = 300;
+        config.unconfirmed_entries_max = 3_000;
+        config.log_keep_entries = 10;
+        config.cache_entries_max = 16;
+    }
+    // Nodes, how many of them are down, and how long the leader's disk and those of the others need.
+    let cases = [
+        (3, 0, 29_000, 30_000),
+        (3, 0, 10_000, 30_000),
+        (3, 0, 1_000, 4_000),
+        (3, 1, 0, 30_000),
+        (3, 1, 30_000, 0),
+        (5, 0, 29_000, 30_000),
+        (5, 2, 29_000, 30_000),
+    ];
+    for (nodes, down, of_leader_ms, of_others_ms) in cases {
+        let mut cluster = settled_with(nodes, 1, bounded);
+        let at = leader(&cluster);
+        let others: Vec<NodeId> = cluster.ids().into_iter().filter(|id| *id != at).collect();
+        cluster.slow_finish(at, of_leader_ms);
+        others.iter().for_each(|id| cluster.slow_finish(*id, of_others_ms));
+        others[..down].iter().for_each(|id| cluster.crash(*id));
+        cluster.run_for(1_000);
+        let counted = snapshots_under_load(&mut cluster, 600);
+        let is_well = |(count, longest): &(u64, u64)| *count > 2 && *longest < 300;
+        assert!(
+            counted.values().all(is_well),
+            "{nodes} nodes, {down} down, {of_leader_ms} and {of_others_ms} ms: {counted:?}"
+        );
+    }
+}
+
+/// One that is due after more entries than may be in an unconfirmed log is no reason to refuse anybody.
+#[test]
+fn a_snapshot_that_is_merely_due_refuses_nobody() {
+    fn rare(config: &mut NodeConfig) {
+        config.snapshot_entries = 600;
+        config.unconfirmed_entries_max = 300;
+        config.log_keep_entries = 10;
+        config.cache_entries_max = 16;
+    }
+    for has_backup in [false, true] {
+        let mut cluster = settled_with(3, 1, rare);
+        let at = leader(&cluster);
+        if has_backup {
+            // Then one is due at another entry than at the leader.
+            work(&mut cluster, at, 20);
+            let other = cluster.ids().into_iter().find(|id| *id != at).expect("three");
+            let begun = cluster.read(other, OwnedQuery::Backup(Backup::Begin));
+            assert!(matches!(cluster.wait_for(begun, 6_000), Reply::Int(_)));
+            cluster.run_for(5_000);
+        }
+        let counted = snapshots_under_load(&mut cluster, 120);
+        assert!(counted.values().all(|(count, _)| *count > 0), "{counted:?}");
+    }
+}
+
+/// Also one that was due by the bytes of the log.
+#[test]
+fn a_snapshot_that_could_not_be_written_is_tried_again_soon() {
+    fn by_bytes(config: &mut NodeConfig) {
+        config.snapshot_entries = 1_000_000;
+        config.snapshot_bytes = 40_000;
+    }
+    let mut cluster = settled_with(3, 1, by_bytes);
+    let at = leader(&cluster);
+    cluster.refuse_snapshots(at, true);
+    let full = |cluster: &SimCluster| cluster.node(at).expect("runs").machine().last_full_index();
+    while full(&cluster) == 0 {
+        work(&mut cluster, at, 1);
+    }
+    cluster.run_for(1_000);
+    assert_eq!(cluster.node(at).expect("runs").snapshot_index(), 0);
+    cluster.refuse_snapshots(at, false);
+    for _ in 0..15 {
+        work(&mut cluster, at, 1);
+        cluster.run_for(1_000);
+    }
+    assert!(cluster.node(at).expect("runs").snapshot_index() > 0);
 }

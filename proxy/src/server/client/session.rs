@@ -294,10 +294,10 @@ impl Client {
         self.keep_alive_while_blocked(true);
     }
 
-    /// A client that does not read its replies is not blocked: it would not learn that its wait is over.
-    pub fn keep_alive_while_blocked(&self, reads: bool) {
+    /// A client that may be gone, or would not learn that its wait is over, is not blocked.
+    pub fn keep_alive_while_blocked(&self, is_there: bool) {
         if let Some(sessions) = &self.sessions {
-            sessions.set_waiting(self.waits.are_there() && reads);
+            sessions.set_waiting(self.waits.are_there() && is_there);
         }
     }
 

@@ -7,7 +7,7 @@
 //!
 //! A batch is applied up to [`BATCH_LATE_MS`] after the command it speaks of. A session that would end before that is reported at once, with
 //! all others that are in a hurry by then, and a bounded number of them a second ([`PAUSE_PER_SESSION`]). Connections with many sessions
-//! stand in a line of their own, and every other report is of the other line: they make each other wait, and nobody else.
+//! stand in a line of their own, which has one report in four: they make each other wait, and nobody else.
 //!
 //! A session may end while its connection goes on: closed by another one, or because nothing came for too long. Connections with short
 //! ones, or without room for another, are looked through, and what has ended is forgotten.
@@ -15,7 +15,6 @@
 use crate::clock::Clock;
 use crate::node_api::OwnedQuery;
 use crate::tier2::handle::Tier2Handle;
-use redfence_core::machine::Command;
 use redfence_core::reply::Reply;
 use redfence_core::types::{SessionId, SessionScope};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -43,10 +42,13 @@ const REPORTED_AT_ONCE_MAX: usize = 12_800;
 /// After a report of sessions in a hurry the next one waits for so long for each of them: as many a second.
 const PAUSE_PER_SESSION: Duration = Duration::from_micros(16);
 const PAUSE_MIN: Duration = Duration::from_millis(1);
-/// Ids in one command: none that the node would count among the heavy ones.
-const IDS_PER_COMMAND: usize = 512;
+/// Where the node's inbox is full. It is emptied at each turn of the node.
+const REPORT_AGAIN: Duration = Duration::from_millis(5);
+const REPORT_TRIES: u32 = 100;
 /// Connections with more are not in one line with the others.
 const SESSIONS_FEW: usize = 16;
+/// Every so many reports is one of connections with many.
+const TURN_OF_MANY: u32 = 4;
 /// Sessions in one report of those in a hurry, and looked for at once.
 const SESSIONS_AT_ONCE_MAX: usize = 1024;
 const SWEEP_EVERY: Duration = Duration::from_millis(100);
@@ -210,7 +212,7 @@ struct Line(Mutex<Queues>);
 struct Queues {
     few: VecDeque<Arc<ConnectionSessions>>,
     many: VecDeque<Arc<ConnectionSessions>>,
-    is_turn_of_many: bool,
+    turn: u32,
 }
 
 impl Line {
@@ -226,12 +228,12 @@ impl Line {
         is_new
     }
 
-    /// The sessions of the first, as many as go into one report: in turns of connections with few and of those with many.
+    /// The sessions of the first, as many as go into one report: mostly of connections with few, and in their turn of those with many.
     fn take(&self) -> Vec<SessionId> {
         let mut queues = self.0.lock().expect("mutex poisoned");
-        let Queues { few, many, is_turn_of_many } = &mut *queues;
-        *is_turn_of_many = !*is_turn_of_many;
-        let (first, second) = if *is_turn_of_many { (many, few) } else { (few, many) };
+        let Queues { few, many, turn } = &mut *queues;
+        *turn = (*turn + 1) % TURN_OF_MANY;
+        let (first, second) = if *turn == 0 { (many, few) } else { (few, many) };
         let ids = take_first(first);
         // Its connections may have closed all of theirs meanwhile.
         if ids.is_empty() {
@@ -403,6 +405,16 @@ fn first_to_report(mut due: Vec<Arc<ConnectionSessions>>) -> (Vec<Arc<Connection
     (due, ids)
 }
 
+/// As the node's own: a queue that is full of clients' requests must not end the sessions of others.
+async fn report_at_once(tier2: &Tier2Handle, ids: &[SessionId]) {
+    for _ in 0..REPORT_TRIES {
+        if tier2.touch_sessions_at_once(ids.to_vec()) {
+            return;
+        }
+        tokio::time::sleep(REPORT_AGAIN).await;
+    }
+}
+
 async fn report_line(weak: Weak<SessionKeepalive>, in_line: Arc<Notify>) {
     loop {
         in_line.notified().await;
@@ -413,13 +425,10 @@ async fn report_line(weak: Weak<SessionKeepalive>, in_line: Arc<Notify>) {
                 break;
             }
             let pause = (PAUSE_PER_SESSION * ids.len() as u32).max(PAUSE_MIN);
-            for ids in ids.chunks(IDS_PER_COMMAND) {
-                let mut blob = Vec::new();
-                Command::SessionsTouch { ids: ids.iter().copied().collect() }.encode(&mut blob);
-                // Its reply says nothing; where the node has no room for it, the next batch has.
-                drop(session_keepalive.tier2.submit(blob.into(), 0));
-            }
+            let tier2 = session_keepalive.tier2.clone();
+            // Else nobody would be left to end this task.
             drop(session_keepalive);
+            report_at_once(&tier2, &ids).await;
             tokio::time::sleep(pause).await;
         }
     }

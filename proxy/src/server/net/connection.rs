@@ -112,6 +112,7 @@ impl Connection {
                 Ok(false) => {
                     self.report_memory();
                     self.report_busy();
+                    self.report_blocked();
                     return Poll::Pending;
                 }
                 Err(Disconnect) => return Poll::Ready(()),
@@ -320,6 +321,13 @@ impl Connection {
             let busy = !replies.awaited.is_empty() || !replies.out.is_empty();
             self.context.client.info.busy.store(busy, Ordering::Relaxed);
         }
+    }
+
+    /// Who does not read its replies, or sent so much behind its `WAIT` that its end cannot be seen, may be gone.
+    fn report_blocked(&self) {
+        let reads = self.context.replies.unsent_bytes() <= UNREAD_BYTES_MAX;
+        let is_seen = self.held.len() - self.held_at < HELD_BYTES_MAX || self.can_go_on();
+        self.context.client.keep_alive_while_blocked(reads && is_seen);
     }
 
     fn held_bytes(&self) -> usize {

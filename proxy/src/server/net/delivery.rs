@@ -102,7 +102,6 @@ impl CommandContext {
             self.leave_routes();
             moved = true;
         }
-        self.client.keep_alive_while_blocked(self.replies.unsent_bytes() <= UNREAD_BYTES_MAX);
         Ok(moved)
     }
 

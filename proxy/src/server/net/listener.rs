@@ -8,6 +8,7 @@ use crate::server::routing::router::ListenerKind;
 use crate::server::ServerState;
 use crate::tls::acceptor::Acceptor;
 use crate::tls::stream::ClientStream;
+use socket2::{SockRef, TcpKeepalive};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
@@ -19,6 +20,10 @@ use tokio::net::{TcpListener, TcpStream};
 /// Pause after a failed accept: a process out of file descriptors must not spin.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
 const BACKLOG: u32 = 1024;
+/// A client that says nothing is asked by the system whether it is still there, and given up after half a minute without an answer.
+const KEEPALIVE_AFTER: Duration = Duration::from_secs(15);
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
+const KEEPALIVE_RETRIES: u32 = 3;
 const TOO_MANY: &[u8] = b"-ERR max number of clients reached\r\n";
 const TOO_MANY_OF_ADDRESS: &[u8] = b"-ERR max number of clients of this address reached\r\n";
 
@@ -66,6 +71,13 @@ fn welcome(
     let Ok(local_address) = stream.local_addr() else { return };
     // Fails only on a socket that is dead already.
     let _ = stream.set_nodelay(true);
+    // A host that is gone without a word would be blocked, and keep its sessions, for ever.
+    let _ = SockRef::from(&stream).set_tcp_keepalive(
+        &TcpKeepalive::new()
+            .with_time(KEEPALIVE_AFTER)
+            .with_interval(KEEPALIVE_EVERY)
+            .with_retries(KEEPALIVE_RETRIES),
+    );
     let limits =
         ClientLimits { clients_max: server.clients_max, per_address_max: server.clients_per_address_max };
     // Before its handshake nobody knows who it is.

@@ -19,7 +19,8 @@
 //!
 //! # Caveats
 //!
-//! While a node writes a snapshot it makes no full digest but that of the snapshot: it sits that round out.
+//! While a node writes the records of a snapshot it makes no full digest but theirs: it sits that round out. While the file is synced and
+//! read back it takes part: nodes whose disks differ would else miss each other's rounds for ever.
 
 use crate::node_api::{DigestStatus, LogPosition, NodeId, PersistTask};
 use crate::tier2::node::Node;
@@ -195,7 +196,7 @@ impl Node {
     pub(in crate::tier2) fn is_log_unconfirmed(&self) -> bool {
         let bytes_max = || self.config.unconfirmed_log_bytes_max(self.machine.memory_used_bytes());
         (self.snapshots.has_unconfirmed() || self.waits_for_checkpoint())
-            && (self.applied > self.snapshot_index() + self.config.unconfirmed_entries_max
+            && (self.applied > self.snapshot_index() + self.config.unconfirmed_log_entries_max()
                 || self.snapshots.log_bytes > bytes_max())
     }
 
@@ -238,7 +239,7 @@ impl Node {
         self.digests.full_open_until_ms = in_turn(self.digests.walk_again_ms(usual_ms));
         // The machine is walked for one purpose at a time: a snapshot's last pieces must not come out of a digest's walk, and the end
         // of a snapshot must not end the walk of a digest.
-        if self.digests.is_walking() || self.snapshots.is_making() {
+        if self.digests.is_walking() || self.snapshots.is_walking() {
             return;
         }
         if self.waits_for_checkpoint() {
@@ -308,12 +309,15 @@ impl Node {
         self.digests.full_confirmed = 0;
     }
 
-    /// Whether a majority has come to the same full digest as this node at this very index. Chains are not enough: states that differ
-    /// may answer alike for long.
-    pub(in crate::tier2) fn is_confirmed_at(&self, index: u64) -> bool {
+    /// Whether a majority has come to the same full digest as this node at this very index, as far as its row is still known. Chains are
+    /// not enough: states that differ may answer alike for long.
+    fn is_confirmed_at(&self, index: u64) -> bool {
         let is_it = |own: &OwnValue| own.kind == DigestKind::Full && own.index == index && own.is_confirmed;
-        let is_confirmed = self.digests.full_confirmed == index || self.digests.values.iter().any(is_it);
-        is_confirmed && self.machine.digest_standing() == Standing::Agreed
+        self.digests.full_confirmed == index || self.digests.values.iter().any(is_it)
+    }
+
+    pub(in crate::tier2) fn is_digest_agreed(&self) -> bool {
+        self.machine.digest_standing() == Standing::Agreed
     }
 
     /// Whether no majority will come to the full digest of this index any more: its row is gone, or one behind it has been agreed on.
@@ -366,6 +370,10 @@ impl Node {
         if let Some(under_way) = &mut self.digests.under_way {
             let row = machine.digest_row(DigestKind::Full, under_way.index);
             under_way.agreed = under_way.agreed.or(row.and_then(|row| row.agreed()));
+        }
+        // By the time that a snapshot is stored its row may be gone.
+        if let Some(index) = self.snapshots.own_index().filter(|index| self.is_confirmed_at(*index)) {
+            self.snapshots.confirm(index);
         }
         let added_at = self.membership.get(self.config.id).map(|member| member.added_at);
         let decided = added_at.and_then(|added_at| self.machine.quarantined_at(self.config.id, added_at));
@@ -476,7 +484,7 @@ impl Node {
         // The leader's comes first: mostly there are snapshots due at the others, too.
         let is_urgent = self.is_leader() || self.snapshots.backups.wait();
         let patience_ms = if is_urgent { 0 } else { self.config.checkpoint_ms / PATIENCE_PART };
-        let is_busy = self.digests.is_walking() || self.snapshots.is_making();
+        let is_busy = self.digests.is_walking() || self.snapshots.is_walking();
         let may_ask = !self.machine.is_single_voter() && self.leader() != 0 && !self.removed;
         let is_wanted = is_due && now_ms >= since_ms + patience_ms
             || self.snapshots.has_unconfirmed() && now_ms >= self.digests.full_wanted_ms;
@@ -518,7 +526,7 @@ impl Node {
         let is_in_time = (is_full_due || self.machine.has_full_conflict()) && self.is_full_over(now_ms);
         let wants_full = (is_in_time || self.digests.full_owed)
             && !self.digests.is_walking()
-            && !self.snapshots.is_making();
+            && !self.snapshots.is_walking();
         let wants_point = content > point_index && logical_ms >= point_ms + POINT_MS;
         let kind = match (wants_full, wants_point || is_conflict) {
             (true, _) => DigestKind::Full,

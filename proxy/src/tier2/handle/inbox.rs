@@ -167,6 +167,7 @@ impl NodeInbox {
             | Input::Cancel { .. }
             | Input::Withdraw { .. }
             | Input::SessionsTouched(_)
+            | Input::SessionsInHurry(_)
             | Input::SessionsOrphaned { .. }
             | Input::Wanted(_)
             | Input::Users(_)

@@ -140,6 +140,12 @@ impl Tier2Handle {
         ids.is_empty() || self.shared.inbox.push_client((Input::SessionsTouched(ids), None)).is_ok()
     }
 
+    /// The same at once, of sessions that may end before the next batch. Call at a bounded rate. False: the queue was full.
+    #[must_use]
+    pub fn touch_sessions_at_once(&self, ids: Vec<SessionId>) -> bool {
+        self.shared.inbox.push_client((Input::SessionsInHurry(ids), None)).is_ok()
+    }
+
     /// The connections that opened these sessions are closed.
     pub fn orphan_sessions(&self, ids: Vec<SessionId>, grace_ms: u64) {
         if !ids.is_empty() {
@@ -462,6 +468,7 @@ fn ticket_of(input: &Input) -> Option<Ticket> {
         Input::Cancel { .. }
         | Input::Withdraw { .. }
         | Input::SessionsTouched(_)
+        | Input::SessionsInHurry(_)
         | Input::SessionsOrphaned { .. }
         | Input::Wanted(_)
         | Input::Users(_)

@@ -245,6 +245,8 @@ impl Node {
             Input::SessionsTouched(_) if self.is_quarantined() => {}
             Input::SessionsTouched(_) if mutant!(KeepAlivesLost) && !self.is_leader() => {}
             Input::SessionsTouched(ids) => self.touched.extend(ids),
+            Input::SessionsInHurry(_) if self.is_quarantined() => {}
+            Input::SessionsInHurry(ids) => self.submit_touches(&ids),
             Input::SessionsOrphaned { ids, grace_ms } => self.on_orphaned(&ids, grace_ms),
             Input::Wanted(wanted) => self.machine.set_wanted(wanted),
             Input::Users(hash) => self.users = hash,

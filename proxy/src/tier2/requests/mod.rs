@@ -155,7 +155,11 @@ impl Node {
         }
         self.touch_due_ms = self.now.monotonic_ms() + self.config.touch_interval_ms;
         let touched: Vec<SessionId> = std::mem::take(&mut self.touched).into_iter().collect();
-        for ids in touched.chunks(TOUCH_IDS_MAX) {
+        self.submit_touches(&touched);
+    }
+
+    pub(super) fn submit_touches(&mut self, ids: &[SessionId]) {
+        for ids in ids.chunks(TOUCH_IDS_MAX) {
             self.submit_own(&Command::SessionsTouch { ids: ids.iter().copied().collect() });
         }
     }

@@ -84,9 +84,25 @@ impl Snapshots {
         self.applied_bytes - self.log_bytes
     }
 
-    /// Whether one of our own is being written.
-    pub(in crate::tier2) fn is_making(&self) -> bool {
-        self.making.is_some()
+    /// Whether the machine is being walked for one of our own.
+    pub(in crate::tier2) fn is_walking(&self) -> bool {
+        self.making.as_ref().is_some_and(|making| !making.has_digest())
+    }
+
+    /// Of our own that is being made or waits to be confirmed.
+    pub(in crate::tier2) fn own_index(&self) -> Option<u64> {
+        let making = self.making.as_ref().map(OwnSnapshot::index);
+        making.or(self.unconfirmed.as_ref().map(|waiting| waiting.meta.at.index))
+    }
+
+    /// A majority has come to the digest of the records of our own.
+    pub(in crate::tier2) fn confirm(&mut self, index: u64) {
+        if let Some(making) = self.making.as_mut().filter(|making| making.index() == index) {
+            making.confirm();
+        }
+        if let Some(waiting) = self.unconfirmed.as_mut().filter(|waiting| waiting.meta.at.index == index) {
+            waiting.is_confirmed = waiting.at_checkpoint;
+        }
     }
 
     /// Whether a stored one waits to be confirmed.
@@ -366,10 +382,14 @@ impl Node {
     pub(in crate::tier2) fn on_snapshot_failed(&mut self, id: SnapshotId, reason: &str) {
         tracing::error!(reason, "storing a snapshot failed; it will be retried");
         if self.snapshots.making.as_ref().is_some_and(|making| making.id() == id) {
+            // Else the machine may be at the next digest.
+            if self.snapshots.is_walking() {
+                self.machine.snapshot_cancel();
+                self.full_digest_given_up();
+            }
             self.snapshots.making = None;
+            self.snapshots.bytes_since = self.snapshots.log_bytes;
             self.metering.snapshot_ends(SnapshotStep::Write, self.config.id, false, self.now.monotonic_us);
-            self.machine.snapshot_cancel();
-            self.full_digest_given_up();
             self.snapshots.not_before_ms = self.now.monotonic_ms() + RETRY_MS;
         }
         if let Some(receiving) = self.snapshots.receiving.take_if(|receiving| receiving.id() == id) {
@@ -391,17 +411,20 @@ impl Node {
     /// A restart begins with the confirmed snapshot, and the log behind it can go. A quarantined node takes its own as it is: nobody will
     /// ever confirm it, and with a log that only grows its disk would fill up.
     fn adopt_confirmed(&mut self) {
-        let Some(StoredSnapshot { meta, at_checkpoint }) = &self.snapshots.unconfirmed else { return };
-        let index = meta.at.index;
-        let is_itself_confirmed = *at_checkpoint && self.is_confirmed_at(index);
-        if !is_itself_confirmed && !self.machine.is_single_voter() && !self.is_set_apart_for_good() {
-            if !self.is_quarantined() && (!at_checkpoint || self.is_never_confirmed(index)) {
+        let Some(StoredSnapshot { meta, at_checkpoint, is_confirmed }) = &self.snapshots.unconfirmed else {
+            return;
+        };
+        let (is_confirmed, index) = (*is_confirmed, meta.at.index);
+        let may_count = is_confirmed && self.is_digest_agreed();
+        if !may_count && !self.machine.is_single_voter() && !self.is_set_apart_for_good() {
+            let is_in_vain = !at_checkpoint || !is_confirmed && self.is_never_confirmed(index);
+            if !self.is_quarantined() && is_in_vain {
                 self.drop_unconfirmed();
             }
             return;
         }
         let Some(StoredSnapshot { meta, .. }) = self.snapshots.unconfirmed.take() else { return };
-        if is_itself_confirmed {
+        if may_count {
             self.snapshots.backups.allow(meta.id);
         }
         self.snapshots.log_bytes = self.snapshots.bytes_since;

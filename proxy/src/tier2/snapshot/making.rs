@@ -13,6 +13,8 @@ pub(crate) struct StoredSnapshot {
     pub(crate) meta: SnapshotMeta,
     /// It shows the state after a checkpoint: the other voters make a full digest of the same entry.
     pub(crate) at_checkpoint: bool,
+    /// And a majority has come to the same.
+    pub(crate) is_confirmed: bool,
 }
 
 pub(crate) struct OwnSnapshot {
@@ -22,6 +24,7 @@ pub(crate) struct OwnSnapshot {
     /// Of the state it shows, once all pieces are out. The file is being finished then.
     digest: Option<u64>,
     at_checkpoint: bool,
+    is_confirmed: bool,
 }
 
 impl OwnSnapshot {
@@ -43,11 +46,31 @@ impl OwnSnapshot {
             size_bytes: 0,
             crc32: 0,
         };
-        OwnSnapshot { meta, crc: crc32fast::Hasher::new(), written_bytes: 0, digest: None, at_checkpoint }
+        OwnSnapshot {
+            meta,
+            crc: crc32fast::Hasher::new(),
+            written_bytes: 0,
+            digest: None,
+            at_checkpoint,
+            is_confirmed: false,
+        }
     }
 
     pub(crate) fn id(&self) -> SnapshotId {
         self.meta.id
+    }
+
+    pub(crate) fn index(&self) -> u64 {
+        self.meta.at.index
+    }
+
+    pub(crate) fn has_digest(&self) -> bool {
+        self.digest.is_some()
+    }
+
+    /// A majority has come to the digest of its entry, and so has this node, with its records.
+    pub(crate) fn confirm(&mut self) {
+        self.is_confirmed = self.at_checkpoint && self.has_digest();
     }
 
     pub(crate) fn progress(&mut self, written_bytes: u64) {
@@ -88,6 +111,6 @@ impl OwnSnapshot {
 
     /// The file is stored.
     pub(crate) fn into_stored(self) -> StoredSnapshot {
-        StoredSnapshot { meta: self.meta, at_checkpoint: self.at_checkpoint }
+        StoredSnapshot { meta: self.meta, at_checkpoint: self.at_checkpoint, is_confirmed: self.is_confirmed }
     }
 }

@@ -17,10 +17,12 @@ pub struct DiskFaults {
     pub fails: bool,
     /// Snapshot files cannot be written.
     pub refuses_snapshots: bool,
+    /// How much longer the end of a snapshot file takes: it is synced and read back.
+    pub finish_us: u64,
 }
 
 pub const GOOD_DISK: DiskFaults =
-    DiskFaults { sync_us: (100, 1_500), fails: false, refuses_snapshots: false };
+    DiskFaults { sync_us: (100, 1_500), fails: false, refuses_snapshots: false, finish_us: 0 };
 
 pub struct Host {
     pub id: NodeId,

@@ -321,6 +321,8 @@ impl<U: Mark> Kernel<U> {
     fn begin_snapshot_op(&mut self, id: NodeId) {
         let at_us = self.now_us + self.rng.between(20, 2_000);
         let host = self.host(id);
+        let is_finish = matches!(host.snapshot_ops.front(), Some(SnapshotOp::Finish { .. }));
+        let at_us = at_us + if is_finish { host.mood.finish_us } else { 0 };
         if !host.snapshot_busy && !host.snapshot_ops.is_empty() {
             host.snapshot_busy = true;
             let life = host.life;
