@@ -1008,7 +1008,7 @@ fn snapshots_go_on_beside_disks_that_need_as_long_as_until_the_next() {
         others[..down].iter().for_each(|id| cluster.crash(*id));
         cluster.run_for(1_000);
         let counted = snapshots_under_load(&mut cluster, 600);
-        let is_well = |(count, longest): &(u64, u64)| *count > 2 && *longest < 300;
+        let is_well = |(count, longest): &(u64, u64)| *count > 2 && *longest < 120;
         assert!(
             counted.values().all(is_well),
             "{nodes} nodes, {down} down, {of_leader_ms} and {of_others_ms} ms: {counted:?}"
@@ -1056,11 +1056,11 @@ fn a_snapshot_that_could_not_be_written_is_tried_again_soon() {
         work(&mut cluster, at, 1);
     }
     cluster.run_for(1_000);
-    assert_eq!(cluster.node(at).expect("runs").snapshot_index(), 0);
+    assert_eq!(cluster.node(at).expect("runs").snapshot_index(), 1);
     cluster.refuse_snapshots(at, false);
     for _ in 0..15 {
         work(&mut cluster, at, 1);
         cluster.run_for(1_000);
     }
-    assert!(cluster.node(at).expect("runs").snapshot_index() > 0);
+    assert!(cluster.node(at).expect("runs").snapshot_index() > 1);
 }

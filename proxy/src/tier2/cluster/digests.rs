@@ -77,8 +77,9 @@ pub(in crate::tier2) struct OwnDigests {
     full_wanted_ms: u64,
     /// None is asked for before: the last ask may be on its way.
     full_again_ms: u64,
-    /// The last full digest that was asked for, and until when it is waited for.
+    /// The last full digest that was asked for, since when and until when it is waited for.
     full_index: u64,
+    full_asked_ms: u64,
     full_open_until_ms: u64,
     /// How many of the last no majority had agreed on when the next was asked for, less those it had.
     full_in_vain: u32,
@@ -228,15 +229,7 @@ impl Node {
     /// A full digest is asked for, of the state as it is now.
     fn begin_full(&mut self, at: LogPosition) {
         let now_ms = self.now.monotonic_ms();
-        let is_in_vain = self.digests.full_index > 0 && !self.is_full_agreed(self.digests.full_index);
-        let in_vain = self.digests.full_in_vain;
-        self.digests.full_in_vain =
-            if is_in_vain { in_vain.saturating_add(1) } else { in_vain.saturating_sub(1) };
-        self.digests.full_index = at.index;
-        let (usual_ms, turn) = (self.config.checkpoint_ms, self.turn_to_ask());
-        let in_turn = |wait_ms: u64| now_ms + wait_ms + wait_ms / ASK_TURN_PART * turn;
-        self.digests.full_again_ms = in_turn(usual_ms / FULL_AGAIN_PART);
-        self.digests.full_open_until_ms = in_turn(self.digests.walk_again_ms(usual_ms));
+        self.note_asked(at.index, now_ms);
         // The machine is walked for one purpose at a time: a snapshot's last pieces must not come out of a digest's walk, and the end
         // of a snapshot must not end the walk of a digest.
         if self.digests.is_walking() || self.snapshots.is_walking() {
@@ -252,6 +245,24 @@ impl Node {
         }
         self.digests.walk_began_ms = now_ms;
         self.digests.under_way = Some(UnderWay { index: at.index, agreed: None });
+    }
+
+    /// From now on it is this full digest that is waited for.
+    fn note_asked(&mut self, index: u64, now_ms: u64) {
+        let once_ms = self.config.checkpoint_ms / FULL_AGAIN_PART;
+        let is_in_vain = self.digests.full_index > 0 && !self.is_full_agreed(self.digests.full_index);
+        if is_in_vain && now_ms < self.digests.full_asked_ms + once_ms {
+            // Two nodes have asked at the same time, and who is at work on the first misses this.
+            return;
+        }
+        let in_vain = self.digests.full_in_vain;
+        self.digests.full_in_vain =
+            if is_in_vain { in_vain.saturating_add(1) } else { in_vain.saturating_sub(1) };
+        (self.digests.full_index, self.digests.full_asked_ms) = (index, now_ms);
+        let turn = self.turn_to_ask();
+        let in_turn = |wait_ms: u64| now_ms + wait_ms + wait_ms / ASK_TURN_PART * turn;
+        self.digests.full_again_ms = in_turn(once_ms);
+        self.digests.full_open_until_ms = in_turn(self.digests.walk_again_ms(self.config.checkpoint_ms));
     }
 
     /// Nodes that wait for the same digest ask for the next one after another: what the first asks for is for all of them, and as many
@@ -472,8 +483,17 @@ impl Node {
     /// A snapshot of this node as of `index` was stored, and waits to be confirmed. The leader's comes first: mostly it confirms those
     /// of the others.
     pub(in crate::tier2) fn snapshot_waits(&mut self) {
-        let patience_ms = if self.is_leader() { 0 } else { self.config.checkpoint_ms / PATIENCE_PART };
-        self.digests.full_wanted_ms = self.now.monotonic_ms() + patience_ms;
+        self.digests.full_wanted_ms = self.now.monotonic_ms() + self.patience_ms();
+    }
+
+    /// How long a snapshot of this node waits for another's digest.
+    fn patience_ms(&self) -> u64 {
+        let (usual_ms, turn) = (self.config.checkpoint_ms, self.turn_to_ask());
+        if turn == 0 {
+            0
+        } else {
+            usual_ms / PATIENCE_PART + usual_ms / FULL_AGAIN_PART * turn
+        }
     }
 
     /// Asks for the full digest that a snapshot of this node begins at, or waits for. Again, where too many nodes sat a round out.
@@ -482,8 +502,7 @@ impl Node {
         let since_ms = *self.digests.due_since_ms.get_or_insert(now_ms);
         self.digests.due_since_ms = is_due.then_some(since_ms);
         // The leader's comes first: mostly there are snapshots due at the others, too.
-        let is_urgent = self.is_leader() || self.snapshots.backups.wait();
-        let patience_ms = if is_urgent { 0 } else { self.config.checkpoint_ms / PATIENCE_PART };
+        let patience_ms = if self.snapshots.backups.wait() { 0 } else { self.patience_ms() };
         let is_busy = self.digests.is_walking() || self.snapshots.is_walking();
         let may_ask = !self.machine.is_single_voter() && self.leader() != 0 && !self.removed;
         let is_wanted = is_due && now_ms >= since_ms + patience_ms
