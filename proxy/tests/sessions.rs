@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::io::Write;
 use std::time::{Duration, Instant};
 use support::{await_that, Client, Node};
 
@@ -137,6 +138,43 @@ fn who_reads_no_replies_is_not_blocked_for_ever() {
     frozen.send(&["LOCK.ACQUIRE", "busy", "1000", "WAIT", "1"]);
     await_that("its session ends", || !is_there(&mut other, &session));
     other.acquire(&["of frozen", "1000"]);
+}
+
+/// Its end would be seen only behind all that it has sent, and the node does not read that while it waits.
+#[test]
+fn who_sent_too_much_behind_a_wait_is_not_blocked_for_ever() {
+    let node = Node::start(&[]);
+    let (mut other, mut gone) = (node.connect(), node.connect());
+    other.acquire(&["busy", "600000"]);
+    let session = open(&mut gone, "1000");
+    gone.acquire(&["of gone", "0", "SESSION", &session]);
+    gone.send(&["LOCK.ACQUIRE", "busy", "1000", "WAIT", "600000"]);
+    gone.stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+    let pings = "PING\r\n".repeat(10_000);
+    while gone.stream.write_all(pings.as_bytes()).is_ok() {}
+    drop(gone);
+    await_that("its session ends", || !is_there(&mut other, &session));
+    other.acquire(&["of gone", "1000"]);
+}
+
+/// A host that has vanished sends no end: the system has to ask.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_system_asks_whether_a_silent_client_is_still_there() {
+    const KEEPALIVE_TIMER: &str = "02:";
+    let node = Node::start(&[]);
+    let mut client = node.connect();
+    client.ask(&["PING"]);
+    let port = format!("{:04X}", node.address.port());
+    let of_node = |line: &&str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words[1].ends_with(&format!(":{port}")) && words[3] == "01"
+    };
+    await_that("the connection has a timer", || {
+        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        let line = table.lines().skip(1).find(of_node).map(str::to_owned);
+        line.is_some_and(|line| line.split_whitespace().nth(5).unwrap().starts_with(KEEPALIVE_TIMER))
+    });
 }
 
 /// `NOSESSION` may mean that it belongs to the user that this connection was before.

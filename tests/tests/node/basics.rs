@@ -120,6 +120,34 @@ fn sessions_live_by_batched_keep_alives_and_die_without_them() {
     assert!(!info(&mut cluster, 1, "r").held);
 }
 
+/// Clients whose requests fill a node must not end the sessions of others.
+#[test]
+fn a_session_in_a_hurry_is_reported_where_no_request_is_taken() {
+    fn two_is_full(config: &mut NodeConfig) {
+        if config.id == 2 {
+            config.pending_requests_max = 0;
+        }
+    }
+    let mut cluster = settled_with(3, 7, two_is_full);
+    let id = SessionId(77);
+    let open = Command::SessionOpen { id, ttl_ms: 1_000, label: b"" };
+    let refused = cluster.submit(2, &open, 0);
+    assert!(matches!(cluster.wait_for(refused, 1_000), Reply::Error(_)));
+    let ticket = cluster.submit(1, &open, 0);
+    cluster.wait_for(ticket, 1_000);
+    let command =
+        Command::Acquire { db: 0, resource: b"r", ttl_ms: 0, wait_ms: 0, owner: b"a", session: Some(id) };
+    let ticket = cluster.submit(1, &command, 0);
+    granted(&cluster.wait_for(ticket, 1_000));
+    for _ in 0..10 {
+        cluster.input(2, Input::SessionsInHurry(vec![id]));
+        cluster.run_for(900);
+    }
+    assert!(info(&mut cluster, 1, "r").held);
+    cluster.run_for(2_000);
+    assert!(!info(&mut cluster, 1, "r").held);
+}
+
 /// The connection is closed while there is no quorum, for longer than anything else is tried: nobody else would end its session.
 #[test]
 fn a_session_orphaned_during_a_long_outage_ends_after_it() {

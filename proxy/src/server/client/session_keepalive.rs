@@ -527,11 +527,12 @@ mod tests {
             assert!(second.add(SessionId(id), 5, 10_000));
         }
         assert!(line.push(&first) && line.push(&second) && !line.push(&second));
-        assert_eq!(line.take().len(), SESSIONS_PER_CONNECTION_MAX);
-        assert!(!line.push(&first) && line.push(&second));
         assert_eq!(line.take(), [SessionId(1)]);
         assert!(line.push(&first) && !line.push(&second));
-        assert_eq!(line.take().len(), SESSIONS_PER_CONNECTION_MAX);
+        assert_eq!(line.take(), [SessionId(1)]);
+        assert_eq!(line.take().len(), SESSIONS_PER_CONNECTION_MAX, "nobody else is there");
+        assert!(line.push(&first) && line.push(&second));
+        assert_eq!(line.take().len(), SESSIONS_PER_CONNECTION_MAX, "the turn of those with many");
         assert_eq!(line.take(), [SessionId(1)]);
         assert!(line.take().is_empty() && line.push(&second));
     }
