@@ -679,7 +679,7 @@ fn fill(cluster: &mut SimCluster, at: NodeId) {
 fn a_slow_voter_confirms_with_one_of_three_down() {
     fn one_is_very_slow(config: &mut NodeConfig) {
         one_is_slow(config);
-        config.digest_slice_ms *= 4;
+        config.digest_slice_ms *= 6;
     }
     for seed in 0..4 {
         let how = if seed % 2 == 0 { one_is_slow } else { one_is_very_slow };

@@ -49,6 +49,9 @@ const FULL_AGAIN_PART: u64 = 30;
 /// After each that was in vain twice as long, up to so many times the usual time between two: who asks again while another node still
 /// walks is alone, and then alone again when that one asks. Four are waited for side by side.
 const FULL_AGAIN_MOST: u64 = 2;
+/// After so many in vain it is no passing trouble of the network or of disks, and up to so many times.
+const FULL_TROUBLED: u32 = 8;
+const FULL_AGAIN_MOST_TROUBLED: u64 = 10;
 /// Who is not the first to ask waits this part longer for each before it.
 const ASK_TURN_PART: u64 = 4;
 /// A follower waits for another part of it first.
@@ -84,6 +87,8 @@ pub(in crate::tier2) struct OwnDigests {
     /// How many of the last no majority had agreed on when the next was asked for, less those it had.
     full_in_vain: u32,
     /// As the leader sees it: one more asks for a full digest, if the last was in vain, but only so often.
+    led_term: u64,
+    led_since_ms: u64,
     voters_up: usize,
     full_owed: bool,
     owed_again_ms: u64,
@@ -95,9 +100,10 @@ pub(in crate::tier2) struct OwnDigests {
     full_confirmed: u64,
     /// Of the full digest under way: by the state as it was when that began.
     slice: DigestSlice,
-    /// When the full digest under way was begun, and how long the last one took.
+    /// When the full digest under way was begun, and how long the last one took: by a walk, and by the records of a snapshot.
     walk_began_ms: u64,
     walk_took_ms: u64,
+    write_took_ms: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -145,8 +151,11 @@ impl OwnDigests {
 
     /// After how long all nodes should be done with a full digest, and free for the next. `usual_ms`: between two.
     fn walk_again_ms(&self, usual_ms: u64) -> u64 {
-        let once_ms = usual_ms / FULL_AGAIN_PART + self.walk_took_ms.saturating_mul(SLOW_WALK);
-        doubled(once_ms, self.full_in_vain).min(once_ms.max(usual_ms.saturating_mul(FULL_AGAIN_MOST)))
+        let took_ms = self.walk_took_ms.max(self.write_took_ms);
+        let once_ms = usual_ms / FULL_AGAIN_PART + took_ms.saturating_mul(SLOW_WALK);
+        let times =
+            if self.full_in_vain > FULL_TROUBLED { FULL_AGAIN_MOST_TROUBLED } else { FULL_AGAIN_MOST };
+        doubled(once_ms, self.full_in_vain).min(once_ms.max(usual_ms.saturating_mul(times)))
     }
 
     /// The index at which this node was found to differ.
@@ -291,7 +300,10 @@ impl Node {
 
     /// This node has come to a full digest, by a walk or with a snapshot.
     pub(in crate::tier2) fn full_digest_made(&mut self, index: u64, value: u64) {
-        self.digests.walk_took_ms = self.now.monotonic_ms().saturating_sub(self.digests.walk_began_ms);
+        let took_ms = self.now.monotonic_ms().saturating_sub(self.digests.walk_began_ms);
+        let is_snapshot = self.snapshots.own_index() == Some(index);
+        *(if is_snapshot { &mut self.digests.write_took_ms } else { &mut self.digests.walk_took_ms }) =
+            took_ms;
         let agreed = self.digests.under_way.take_if(|under_way| under_way.index == index);
         if let Some(agreed) = agreed.and_then(|under_way| under_way.agreed) {
             if agreed != value {
@@ -520,7 +532,12 @@ impl Node {
         let (own, down_ms) = (self.config.id, self.config.node_down_ms);
         let is_up = |id: NodeId| id == own || self.silent_ms(id, now_ms) < down_ms;
         let up = self.membership.iter().filter(|member| member.voter && is_up(member.id)).count();
-        let is_more = up > std::mem::replace(&mut self.digests.voters_up, up);
+        // Who has just begun to lead has not heard of everybody yet.
+        if std::mem::replace(&mut self.digests.led_term, self.raw.raft.term) != self.raw.raft.term {
+            self.digests.led_since_ms = now_ms;
+        }
+        let is_new = now_ms < self.digests.led_since_ms + down_ms;
+        let is_more = up > std::mem::replace(&mut self.digests.voters_up, up) && !is_new;
         let is_in_vain = self.digests.full_index > 0 && !self.is_full_agreed(self.digests.full_index);
         if is_more && is_in_vain && now_ms >= self.digests.owed_again_ms {
             self.digests.full_owed = true;
