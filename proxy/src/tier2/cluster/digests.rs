@@ -50,7 +50,7 @@ const FULL_AGAIN_PART: u64 = 30;
 /// walks is alone, and then alone again when that one asks. Four are waited for side by side.
 const FULL_AGAIN_MOST: u64 = 2;
 /// After so many in vain it is no passing trouble of the network or of disks, and up to so many times.
-const FULL_TROUBLED: u32 = 8;
+const FULL_TROUBLED: u32 = 12;
 const FULL_AGAIN_MOST_TROUBLED: u64 = 10;
 /// Who is not the first to ask waits this part longer for each before it.
 const ASK_TURN_PART: u64 = 4;
@@ -259,14 +259,18 @@ impl Node {
     /// From now on it is this full digest that is waited for.
     fn note_asked(&mut self, index: u64, now_ms: u64) {
         let once_ms = self.config.checkpoint_ms / FULL_AGAIN_PART;
-        let is_in_vain = self.digests.full_index > 0 && !self.is_full_agreed(self.digests.full_index);
-        if is_in_vain && now_ms < self.digests.full_asked_ms + once_ms {
+        let is_agreed = self.digests.full_index == 0 || self.is_full_agreed(self.digests.full_index);
+        if !is_agreed && now_ms < self.digests.full_asked_ms + once_ms {
             // Two nodes have asked at the same time, and who is at work on the first misses this.
             return;
         }
         let in_vain = self.digests.full_in_vain;
-        self.digests.full_in_vain =
-            if is_in_vain { in_vain.saturating_add(1) } else { in_vain.saturating_sub(1) };
+        self.digests.full_in_vain = match is_agreed {
+            true => in_vain.saturating_sub(1),
+            // Where it has not had its time, somebody else has a shorter one, or an ask came late.
+            false if now_ms < self.digests.full_open_until_ms => in_vain,
+            false => in_vain.saturating_add(1),
+        };
         (self.digests.full_index, self.digests.full_asked_ms) = (index, now_ms);
         let turn = self.turn_to_ask();
         let in_turn = |wait_ms: u64| now_ms + wait_ms + wait_ms / ASK_TURN_PART * turn;
