@@ -363,7 +363,7 @@ impl LockInfo {
             fence: self.fence,
             session: self.session,
             ttl_ms,
-            held_ms: Some(before.and_then(|before| before.held_ms).unwrap_or(0)),
+            held_ms: before.map_or(Some(0), |before| before.held_ms),
             kind: LockKind::Exclusive,
             value: before.and_then(|before| before.value.clone()),
         });

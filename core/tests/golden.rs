@@ -9,7 +9,7 @@
 //!   ! acquired a 100000 x               an event
 //! ```
 //! Other lines: `db N`, `node N.I` (who sends from now on), `term N`, `wall US`, `acked SEQ`, `again [N]` (the last or
-//! the Nth entry once more), `cancelled SEQ` (a number that was not sent yet), `session N` (the number drawn next), `cancel CLIENT`, `expire [IDLE_MS]`, `touch ID…`, `orphan GRACE_MS ID…`, `start N.I`, `gone N.I`, `garbage HEX`,
+//! the Nth entry once more), `cancelled SEQ` (a number that was not sent yet), `session N` (the number drawn next), `cancel CLIENT`, `expire [IDLE_MS]`, `touch ID…`, `orphan GRACE_MS ID…`, `orphan-since CLOSED_MS GRACE_MS ID…`, `start N.I`, `gone N.I`, `garbage HEX`,
 //! `version N` (the cluster is raised to it), `losses` (lost grants are shown from now on, as `lost NAME FENCE CAUSE SUCCESSOR`), `snapshot` (go on with a restored machine), `stats`, `next` (deadline), and `limit NAME N` before all else.
 //! Sessions are numbered from 1 as they are opened. A word may be written `"…"` or as `x*512` (512 times x).
 
@@ -171,7 +171,12 @@ impl Player {
             ["touch", ref ids @ ..] => self.submit(None, &Command::SessionsTouch { ids: session_ids(ids) }),
             ["orphan", grace_ms, ref ids @ ..] => {
                 let grace_ms = number(grace_ms);
-                self.submit(None, &Command::SessionsOrphan { ids: session_ids(ids), grace_ms });
+                let orphan = Command::SessionsOrphan { ids: session_ids(ids), grace_ms, closed_ms: None };
+                self.submit(None, &orphan);
+            }
+            ["orphan-since", closed_ms, grace_ms, ref ids @ ..] => {
+                let (grace_ms, closed_ms) = (number(grace_ms), Some(number(closed_ms)));
+                self.submit(None, &Command::SessionsOrphan { ids: session_ids(ids), grace_ms, closed_ms });
             }
             ["start", origin] => self.submit(None, &Command::OriginStart { origin: parse_origin(origin) }),
             ["gone", origin] => self.submit(None, &Command::OriginGone { origin: parse_origin(origin) }),

@@ -172,6 +172,11 @@ fn second_samples() -> Vec<Command<'static>> {
             policy: SessionPolicy::Detect,
             age: 3,
         }),
+        Command::SessionsOrphan {
+            ids: [session].into_iter().collect(),
+            grace_ms: 500,
+            closed_ms: Some(1_234_567),
+        },
         of_user(acquire_with("shared", "user's", 0, LockKind::Shared, b"")),
         of_user(acquire_with("shared", "user's writer", 60_000, LockKind::Exclusive, b"value")),
     ]
@@ -204,7 +209,7 @@ fn first_samples() -> Vec<Command<'static>> {
         Command::SessionKeepAlive { id: session },
         Command::SessionClose { id: session, any_user: false },
         Command::SessionsTouch { ids: ids() },
-        Command::SessionsOrphan { ids: ids(), grace_ms: 500 },
+        Command::SessionsOrphan { ids: ids(), grace_ms: 500, closed_ms: None },
         Command::Cancel { request },
         Command::Expire { idle_ms: 600_000 },
         Command::OriginStart { origin: ORIGIN },

@@ -338,7 +338,7 @@ fn kinds_of_locks_are_read_strictly() {
     }
     refused("LOCK.ACQUIRE a 1 PERMITS 1 IN 2", "ERR syntax error: write PERMITS n OF max");
     for short in ["PERMITS", "PERMITS 1", "PERMITS 1 OF"] {
-        refused(&format!("LOCK.ACQUIRE a 1 {short}"), "ERR syntax error: option PERMITS needs a value");
+        refused(&format!("LOCK.ACQUIRE a 1 {short}"), "ERR syntax error: write PERMITS n OF max");
     }
     refused("LOCK.ACQUIRE a 1 SHARED SHARED", "ERR syntax error: option SHARED is given twice");
     let both = "ERR syntax error: SHARED and PERMITS cannot be given together";

@@ -225,7 +225,11 @@ fn commands_on_one_session_may_be_of_a_user_and_batches_may_not() {
     assert!(decodes(Command::SessionClose { id: SESSION, any_user: false }));
     assert!(decodes(Command::SessionClose { id: SESSION, any_user: true }));
     assert!(!decodes(Command::SessionsTouch { ids: [SESSION].into_iter().collect() }));
-    assert!(!decodes(Command::SessionsOrphan { ids: [SESSION].into_iter().collect(), grace_ms: 1 }));
+    assert!(!decodes(Command::SessionsOrphan {
+        ids: [SESSION].into_iter().collect(),
+        grace_ms: 1,
+        closed_ms: None
+    }));
 }
 
 #[test]

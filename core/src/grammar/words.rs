@@ -143,7 +143,7 @@ fn owner(word: &[u8]) -> Result<&[u8], Refusal> {
 
 fn permits(count: Option<&[u8]>, of: Option<&[u8]>, max: Option<&[u8]>) -> Result<LockKind, Refusal> {
     let (Some(count), Some(of), Some(max)) = (count, of, max) else {
-        return Err(errors::missing_value("PERMITS"));
+        return Err(errors::permits_syntax());
     };
     if !of.eq_ignore_ascii_case(b"OF") {
         return Err(errors::permits_syntax());

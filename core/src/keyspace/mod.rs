@@ -125,8 +125,15 @@ fn check_holders(cx: &Context<'_>, row: &table::Row, argv: &[&[u8]]) -> Result<(
         "set" => argv.iter().skip(3).any(|word| args::is(word, "NX")),
         _ => false,
     };
+    let keys = row.keys_of(argv);
+    let written = match row.name {
+        // One in another database is refused where it is put.
+        "copy" => keys.get(1..).unwrap_or_default(),
+        "getex" if argv.len() == 2 => &[],
+        _ => &keys[..],
+    };
     let is_shared = |key: &&[u8]| cx.keys.is_held_by_several(cx.db, key);
-    match !asks_for_absent && row.keys_of(argv).iter().any(is_shared) {
+    match !asks_for_absent && written.iter().any(is_shared) {
         true => Err(crate::grammar::errors::plain_write_on_several()),
         false => Ok(()),
     }

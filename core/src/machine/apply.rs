@@ -297,7 +297,9 @@ impl Machine {
             Command::SessionKeepAlive { id } => Some(self.session_keep_alive(id, out)),
             Command::SessionClose { id, any_user } => Some(self.session_close(id, any_user, out)),
             Command::SessionsTouch { ref ids } => Some(self.sessions_touch(ids, out)),
-            Command::SessionsOrphan { ref ids, grace_ms } => Some(self.sessions_orphan(ids, grace_ms, out)),
+            Command::SessionsOrphan { ref ids, grace_ms, closed_ms } => {
+                Some(self.sessions_orphan(ids, grace_ms, closed_ms, out))
+            }
             Command::Cancel { request } => Some(self.cancel(request, out)),
             Command::Expire { idle_ms } => Some(self.expire(idle_ms)),
             Command::OriginStart { origin } => Some(self.origin_start(origin, out)),

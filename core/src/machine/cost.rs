@@ -37,9 +37,34 @@ const SEARCHING: &[&str] = &[
     "LMPOP",
     "SORT",
     "COPY",
+    // Reads come here in transactions alone.
+    "SMEMBERS",
+    "SUNION",
+    "SINTER",
+    "SINTERCARD",
+    "SDIFF",
+    "HGETALL",
+    "HKEYS",
+    "HVALS",
+    "LRANGE",
+    "LPOS",
+    "ZRANGE",
+    "ZREVRANGE",
+    "ZRANGEBYSCORE",
+    "ZREVRANGEBYSCORE",
+    "ZRANGEBYLEX",
+    "ZREVRANGEBYLEX",
+    "ZLEXCOUNT",
+    "ZUNION",
+    "ZINTER",
+    "ZINTERCARD",
+    "ZDIFF",
 ];
 /// The same, where they are given a count.
 const POPPING: &[&str] = &["LPOP", "RPOP", "SPOP", "ZPOPMIN", "ZPOPMAX"];
+
+/// Looks at one lock, at all who hold it or wait for it.
+const LOOKS: &[&str] = &["LOCK.INFO", "LOCK.QUEUE"];
 
 impl Machine {
     /// Of an encoded command. Scripts cost nothing here: they are run before they are logged, within limits of their own.
@@ -111,7 +136,11 @@ impl Machine {
             true => words.iter().take(NAMES_MAX).map(|word| self.elements_at(db, word)).sum(),
             false => 0,
         };
-        Some(each * argv.len() + (found / ELEMENTS_PER_US).min(COLLECTIONS_US_MAX))
+        let shown = match words.first() {
+            Some(name) if is_one_of(LOOKS) => self.work_of_look(db, name) as usize,
+            Some(_) | None => 0,
+        };
+        Some(each * argv.len() + (found / ELEMENTS_PER_US + shown).min(COLLECTIONS_US_MAX))
     }
 }
 

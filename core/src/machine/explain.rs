@@ -1,6 +1,6 @@
 //! `LOCK.INFO`'s holders, `LOCK.EXPLAIN`, and what a session holds: looks at a lock for people.
 
-use crate::machine::history::{Percentiles, WaitSum};
+use crate::machine::history::{is_ahead, Percentiles, WaitSum};
 use crate::machine::locks::several::Hold;
 use crate::machine::queue::waiter::Waiter;
 use crate::machine::sessions::session::Session;
@@ -28,6 +28,11 @@ impl Machine {
 
     pub(crate) fn held_us_of_fence(&self, fence: Fence) -> u64 {
         self.clock.wall_us.saturating_sub(fence.0)
+    }
+
+    /// The same where it is to be shown: `None` where the fence tells nothing, as for an hour after a restore.
+    fn known_held_ms(&self, fence: Fence) -> Option<u64> {
+        (!is_ahead(fence, self.clock.wall_us)).then(|| self.held_ms_of_fence(fence))
     }
 
     /// The holds of a lock that stand, oldest first. It was not flushed.
@@ -63,12 +68,12 @@ impl Machine {
                     None => Bytes::copy_from_slice(self.locks[slot].owner()),
                 };
                 let value = self.attached.get(&slot).map_or(&[][..], |value| value);
-                (owner, value, self.held_ms_of_fence(self.locks[slot].fence), LockKind::Exclusive)
+                (owner, value, self.known_held_ms(self.locks[slot].fence), LockKind::Exclusive)
             }
             Hold::Several(holder) => {
                 let holder = &self.holders[holder];
                 let held_ms = self.clock.logical_ms.saturating_sub(holder.since_ms);
-                (Bytes::copy_from_slice(&holder.owner), &*holder.value, held_ms, holder.kind)
+                (Bytes::copy_from_slice(&holder.owner), &*holder.value, Some(held_ms), holder.kind)
             }
         };
         HolderInfo {
@@ -76,7 +81,7 @@ impl Machine {
             fence: self.fence_of(hold),
             session,
             ttl_ms,
-            held_ms: Some(held_ms + late_ms),
+            held_ms: held_ms.map(|held_ms| held_ms + late_ms),
             kind,
             value: (!value.is_empty()).then(|| Bytes::copy_from_slice(value)),
         }
@@ -199,7 +204,12 @@ impl Machine {
         while let Some((waiter, slot)) = self.first_wait(scope, at).filter(|_| links.len() < CHAIN_MAX) {
             let next = self.blocker_of(slot, at);
             let waited_ms = self.clock.logical_ms - waiter.since_ms + late_ms;
-            let held_by = self.live_holds(slot).next().filter(|_| self.is_held_now(slot));
+            // The hold of that session; else one that is not the waiter's own.
+            let is_next = |hold: &Hold| next.is_some() && self.session_of_hold(*hold) == next;
+            let is_other = |hold: &Hold| self.session_of_hold(*hold) != at;
+            let held_by = self.live_holds(slot).find(is_next);
+            let held_by = held_by.or_else(|| self.live_holds(slot).filter(|_| next.is_none()).find(is_other));
+            let held_by = held_by.filter(|_| self.is_held_now(slot));
             let held_by = held_by.map(|hold| self.holder_info(slot, hold, scope, late_ms));
             links.push(Reply::Map(vec![
                 (Reply::Text("session"), self.shown_session(scope, at)),

@@ -100,6 +100,14 @@ pub(crate) struct PastHold {
     pub(crate) at_ms: u64,
 }
 
+/// A fence that is so far ahead of the clock is not the time of its grant. Grants of one instant count up by microseconds.
+const AHEAD_US: u64 = 1_000_000;
+
+/// Whether a fence runs ahead of the clock: after a restore, or behind a leader whose clock was wrong.
+pub(crate) fn is_ahead(fence: Fence, wall_us: u64) -> bool {
+    fence.0 > wall_us.saturating_add(AHEAD_US)
+}
+
 /// The same in 16 bytes.
 #[derive(Clone, Copy)]
 struct PackedHold {
@@ -120,8 +128,9 @@ impl PackedHold {
     }
 
     /// A fence is the time of its grant; nobody knows how long a hold was whose fence runs ahead of the clock.
-    fn held_ms(self) -> u64 {
-        self.at_us().saturating_sub(self.fence.0) / 1_000
+    fn held_ms(self) -> Option<u64> {
+        let held_ms = self.at_us().saturating_sub(self.fence.0) / 1_000;
+        (!is_ahead(self.fence, self.at_us())).then_some(held_ms)
     }
 
     fn unpack(self) -> PastHold {
@@ -340,7 +349,7 @@ impl History {
 
     pub(crate) fn of(&self, slot: LockSlot) -> RecentUse {
         let Some((place, samples)) = self.find(slot) else { return RecentUse::default() };
-        let held_ms = holds(place, samples).take(SAMPLES).map(PackedHold::held_ms);
+        let held_ms = holds(place, samples).take(SAMPLES).filter_map(PackedHold::held_ms);
         let waits = place.waits.newest_first(&samples.wait_ms).map(u64::from);
         RecentUse { holds: percentiles(held_ms), waits: percentiles(waits) }
     }
@@ -411,7 +420,7 @@ mod tests {
         let slot = LockSlot::new(9);
         history.note_hold(slot, Fence(9_000_000), 5_000_000, Ending::Expired);
         assert_eq!(history.past_of(slot)[0].at_ms, 5_000);
-        assert_eq!(history.of(slot).holds, Some(Percentiles { p50_ms: 0, p99_ms: 0 }));
+        assert_eq!(history.of(slot).holds, None, "nobody knows how long it was");
     }
 
     #[test]

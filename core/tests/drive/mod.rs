@@ -4,7 +4,7 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use proptest::prelude::*;
-use redfence_core::machine::{Applied, Command, EntryBuilder, Limits, Machine, Restorer};
+use redfence_core::machine::{version, Applied, Command, EntryBuilder, Limits, Machine, Restorer};
 use redfence_core::types::{Fence, Origin, RequestId, SessionId, SessionScope, Stamp};
 
 pub(crate) const NAMES: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"eeeeeeeeeeeeeeeeeeeeeeeeeee"];
@@ -295,7 +295,9 @@ impl Writer {
             }
             Op::Touch { ids: touched } => Command::SessionsTouch { ids: ids(touched) }.encode(&mut blob),
             Op::Orphan { ids: lost, grace_ms } => {
-                Command::SessionsOrphan { ids: ids(lost), grace_ms: *grace_ms }.encode(&mut blob);
+                let is_known = machine.cluster_version() >= version::SECOND && grace_ms % 2 == 1;
+                let closed_ms = is_known.then(|| machine.logical_ms().saturating_sub(10 * grace_ms));
+                Command::SessionsOrphan { ids: ids(lost), grace_ms: *grace_ms, closed_ms }.encode(&mut blob);
             }
             Op::Cancel { back } => {
                 let at = self.requests.len().saturating_sub(*back as usize + 1);

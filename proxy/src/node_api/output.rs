@@ -6,6 +6,7 @@ use redfence_core::event::Event;
 use redfence_core::keyspace::Value;
 use redfence_core::machine::{AdminAct, Loss};
 use redfence_core::reply::Reply;
+use redfence_core::types::SessionId;
 
 /// What the shell must carry out after a turn. Reused by its owner: [`Outputs::clear`] keeps the allocations.
 #[derive(Debug, Default)]
@@ -26,6 +27,8 @@ pub struct Outputs {
     pub published: Vec<(Bytes, Bytes)>,
     /// Reads and changes of keys, in order.
     pub key_accesses: Vec<ClientKeyAccess>,
+    /// Sessions that clients' connections were reported for and that are not there (any more).
+    pub absent_sessions: Vec<SessionId>,
     /// Administrative commands called by scripts of this node's clients.
     pub admin_acts: Vec<(Ticket, AdminAct)>,
     /// Large values that were deleted, to be freed on another thread.
@@ -56,6 +59,7 @@ impl Outputs {
         self.losses.clear();
         self.published.clear();
         self.key_accesses.clear();
+        self.absent_sessions.clear();
         self.admin_acts.clear();
         self.garbage.clear();
         self.missed = false;

@@ -115,7 +115,7 @@ fn sessions_live_by_batched_keep_alives_and_die_without_them() {
         cluster.run_for(500);
     }
     assert!(info(&mut cluster, 1, "r").held);
-    cluster.input(2, Input::SessionsOrphaned { ids: vec![id], grace_ms: 500 });
+    cluster.input(2, Input::SessionsOrphaned { ids: vec![id], grace_ms: 500, vanished: false });
     cluster.run_for(1_000);
     assert!(!info(&mut cluster, 1, "r").held);
 }
@@ -163,7 +163,7 @@ fn a_session_orphaned_during_a_long_outage_ends_after_it() {
     cluster.crash(1);
     cluster.crash(3);
     cluster.run_for(1_000);
-    cluster.input(2, Input::SessionsOrphaned { ids: vec![id], grace_ms: 500 });
+    cluster.input(2, Input::SessionsOrphaned { ids: vec![id], grace_ms: 500, vanished: false });
     cluster.run_for(120_000);
     cluster.start(1);
     cluster.start(3);
@@ -186,12 +186,79 @@ fn a_session_orphaned_at_a_node_that_is_cut_off_ends_after_it() {
         granted(&cluster.wait_for(ticket, 1_000));
         cluster.network().split(&[2], &[1, 3]);
         cluster.run_for(1_000);
-        cluster.input(2, Input::SessionsOrphaned { ids: vec![id], grace_ms: 500 });
+        cluster.input(2, Input::SessionsOrphaned { ids: vec![id], grace_ms: 500, vanished: false });
         cluster.run_for(cut_ms);
         cluster.heal();
         cluster.run_for(60_000);
         assert!(!info(&mut cluster, 1, "r").held, "cut off for {cut_ms} ms");
     }
+}
+
+/// A session of node 2's client, with a lock for as long as it lives.
+fn session_with_lock(cluster: &mut SimCluster, id: SessionId) {
+    let open = Command::SessionOpen { id, ttl_ms: 60_000, label: b"" };
+    let ticket = cluster.submit(2, &open, 0);
+    cluster.wait_for(ticket, 1_000);
+    let command =
+        Command::Acquire { db: 0, resource: b"r", ttl_ms: 0, wait_ms: 0, owner: b"a", session: Some(id) };
+    let ticket = cluster.submit(2, &command, 0);
+    granted(&cluster.wait_for(ticket, 1_000));
+}
+
+fn keep_alive_at(cluster: &mut SimCluster, node: u64, id: SessionId) {
+    let ticket = cluster.submit(node, &Command::SessionKeepAlive { id }, 0);
+    assert_eq!(cluster.wait_for(ticket, 1_000), Reply::Int(60_000));
+}
+
+/// Its client goes on at another node. The node that is cut off says so late, and that ends nothing.
+#[test]
+fn a_session_that_was_taken_over_outlives_what_a_node_says_late() {
+    for cut_ms in [5_000, 40_000] {
+        let mut cluster = settled(3, 7);
+        let id = SessionId(77);
+        session_with_lock(&mut cluster, id);
+        cluster.network().split(&[2], &[1, 3]);
+        cluster.run_for(1_000);
+        cluster.input(2, Input::SessionsOrphaned { ids: vec![id], grace_ms: 500, vanished: false });
+        keep_alive_at(&mut cluster, 1, id);
+        cluster.run_for(cut_ms);
+        keep_alive_at(&mut cluster, 3, id);
+        cluster.heal();
+        cluster.run_for(20_000);
+        assert!(info(&mut cluster, 1, "r").held, "cut off for {cut_ms} ms");
+        cluster.run_for(60_000);
+        assert!(!info(&mut cluster, 1, "r").held, "its client has gone");
+    }
+}
+
+/// A client whose host does not answer is given up after half a minute: it may have gone on elsewhere, and then keeps its session.
+#[test]
+fn a_vanished_client_ends_its_session_unless_it_went_on_elsewhere() {
+    for goes_on in [false, true] {
+        let mut cluster = settled(3, 7);
+        let id = SessionId(77);
+        session_with_lock(&mut cluster, id);
+        cluster.run_for(1_000);
+        if goes_on {
+            keep_alive_at(&mut cluster, 1, id);
+        }
+        cluster.run_for(30_000);
+        cluster.input(2, Input::SessionsOrphaned { ids: vec![id], grace_ms: 500, vanished: true });
+        cluster.run_for(2_000);
+        assert_eq!(info(&mut cluster, 1, "r").held, goes_on);
+    }
+}
+
+/// A keep-alive on the connection itself, right before it is closed, takes nothing over.
+#[test]
+fn a_keep_alive_before_the_end_of_its_connection_takes_nothing_over() {
+    let mut cluster = settled(3, 7);
+    let id = SessionId(77);
+    session_with_lock(&mut cluster, id);
+    keep_alive_at(&mut cluster, 2, id);
+    cluster.input(2, Input::SessionsOrphaned { ids: vec![id], grace_ms: 500, vanished: false });
+    cluster.run_for(2_000);
+    assert!(!info(&mut cluster, 1, "r").held);
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod outcomes;
 mod scripts;
 mod snapshots;
 mod turns;
+mod unconfirmed;
 mod versions;
 mod work;
 

@@ -91,6 +91,11 @@ impl Machine {
     /// Units of work of a look, as far as they are known before. `LOCK.SCAN` counts its own.
     fn work_of(&self, query: &Query<'_>) -> u64 {
         let (Query::Info { db, resource, .. } | Query::Queue { db, resource }) = *query else { return 1 };
+        self.work_of_look(db, resource)
+    }
+
+    /// Of `LOCK.INFO` or `LOCK.QUEUE`.
+    pub(crate) fn work_of_look(&self, db: Db, resource: &[u8]) -> u64 {
         let Some(slot) = self.names.find(&self.locks, db, resource) else { return 1 };
         let lock = &self.locks[slot];
         let holders = match lock.phase {

@@ -298,7 +298,8 @@ impl Machine {
             Ok(Admission::Stale { limit }) => errors::stale_fence(fence.0, limit.0).into(),
             Ok(Admission::Current { mark }) => {
                 let reply = self.run_guarded(caller, argv, out);
-                let ran = !matches!(&reply, Reply::Error(refusal) if refusal.code() == "OOM");
+                let ran =
+                    !matches!(&reply, Reply::Error(refusal) if matches!(refusal.code(), "OOM" | "MODE"));
                 if ran {
                     self.marks.raise(caller.db, resource, mark, self.clock.logical_ms);
                 }

@@ -60,6 +60,7 @@ pub(crate) mod tag {
     pub(crate) const CONVERT: u8 = 28;
     pub(crate) const FORCE_RELEASE_ONE: u8 = 29;
     pub(crate) const SESSION_OPEN_WITH: u8 = 30;
+    pub(crate) const SESSIONS_ORPHAN_SINCE: u8 = 31;
     /// Far from the numbers of real commands.
     #[cfg(feature = "next-version")]
     pub(crate) const NEXT: u8 = 200;
@@ -203,8 +204,14 @@ impl<'a> Command<'a> {
                 out.push(tag::SESSIONS_TOUCH);
                 put_sessions(out, ids);
             }
-            Command::SessionsOrphan { ids, grace_ms } => {
-                out.push(tag::SESSIONS_ORPHAN);
+            Command::SessionsOrphan { ids, grace_ms, closed_ms } => {
+                match closed_ms {
+                    None => out.push(tag::SESSIONS_ORPHAN),
+                    Some(closed_ms) => {
+                        out.push(tag::SESSIONS_ORPHAN_SINCE);
+                        put_varint(out, *closed_ms);
+                    }
+                }
                 put_varint(out, *grace_ms);
                 put_sessions(out, ids);
             }
@@ -442,9 +449,16 @@ fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
         tag::SESSION_KEEP_ALIVE => Command::SessionKeepAlive { id: read_session(reader)? },
         tag::SESSION_CLOSE => Command::SessionClose { id: read_session(reader)?, any_user: reader.flag()? },
         tag::SESSIONS_TOUCH => Command::SessionsTouch { ids: read_sessions(reader)? },
-        tag::SESSIONS_ORPHAN => {
-            Command::SessionsOrphan { grace_ms: reader.varint()?, ids: read_sessions(reader)? }
-        }
+        tag::SESSIONS_ORPHAN => Command::SessionsOrphan {
+            closed_ms: None,
+            grace_ms: reader.varint()?,
+            ids: read_sessions(reader)?,
+        },
+        tag::SESSIONS_ORPHAN_SINCE => Command::SessionsOrphan {
+            closed_ms: Some(reader.varint()?),
+            grace_ms: reader.varint()?,
+            ids: read_sessions(reader)?,
+        },
         tag::CANCEL => Command::Cancel { request: read_request_id(reader)? },
         tag::EXPIRE => Command::Expire { idle_ms: reader.varint()? },
         tag::ORIGIN_START => Command::OriginStart { origin: read_origin(reader)? },

@@ -121,6 +121,9 @@ pub enum Command<'a> {
     SessionsOrphan {
         ids: SmallVec<[SessionId; 4]>,
         grace_ms: u64,
+        /// Logical time of its node when it closed (cluster version 2). A session that an explicit keep-alive reached later is not
+        /// touched: this command may come long after it, from a node that was cut off.
+        closed_ms: Option<u64>,
     },
     /// The client behind `request` is gone: leave the queue. A grant already made stands. A request that was not applied yet
     /// is remembered as answered nil, so that one which comes late queues nobody.

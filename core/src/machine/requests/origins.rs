@@ -4,7 +4,7 @@
 use crate::machine::requests::dedup::Seen;
 use crate::machine::Machine;
 use crate::reply::Reply;
-use crate::types::{Origin, RequestId};
+use crate::types::{Origin, RequestId, SessionId};
 
 /// The newest start of a node that the machine has heard of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,12 @@ impl Machine {
     #[must_use]
     pub fn is_waiting(&self, id: RequestId) -> bool {
         self.requests.contains_key(&id) || self.blocked.has(id)
+    }
+
+    /// Whether a session is there. It may be due.
+    #[must_use]
+    pub fn has_session(&self, id: SessionId) -> bool {
+        self.session_ids.contains_key(&id)
     }
 
     /// What became of a request, for a node that did not see the entries it may have been in.

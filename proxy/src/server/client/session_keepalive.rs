@@ -2,21 +2,19 @@
 //!
 //! A command only sets a flag on its connection's [`ConnectionSessions`]. Five times a second one task gathers the sessions of all slots that were
 //! active, or whose client is blocked in a WAIT, and reports them to Tier 2 at once: one batched entry, however many clients. None again
-//! within an eighth of its ttl, and no more than [`REPORTED_AT_ONCE_MAX`]: first those of connections with few sessions, then those that
-//! have waited longest.
+//! within an eighth of its ttl, and no more than [`REPORTED_AT_ONCE_MAX`]: first those of connections with few sessions, and among these
+//! and among the others those that would end first.
 //!
 //! A batch is applied up to [`BATCH_LATE_MS`] after the command it speaks of. A session that would end before that is reported at once, with
 //! all others that are in a hurry by then, and a bounded number of them a second ([`PAUSE_PER_SESSION`]). Connections with many sessions
 //! stand in a line of their own, which has one report in four: they make each other wait, and nobody else.
 //!
-//! A session may end while its connection goes on: closed by another one, or because nothing came for too long. Connections with short
-//! ones, or without room for another, are looked through, and what has ended is forgotten.
+//! A session may end while its connection goes on: closed by another one, or because nothing came for too long. Reported once more, it is
+//! not there, and is forgotten.
 
 use crate::clock::Clock;
-use crate::node_api::OwnedQuery;
 use crate::tier2::handle::Tier2Handle;
-use redfence_core::reply::Reply;
-use redfence_core::types::{SessionId, SessionScope};
+use redfence_core::types::SessionId;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -49,11 +47,10 @@ const REPORT_TRIES: u32 = 100;
 const SESSIONS_FEW: usize = 16;
 /// Every so many reports is one of connections with many.
 const TURN_OF_MANY: u32 = 4;
-/// Sessions in one report of those in a hurry, and looked for at once.
+/// Sessions in one report of those in a hurry.
 const SESSIONS_AT_ONCE_MAX: usize = 1024;
-const SWEEP_EVERY: Duration = Duration::from_millis(100);
-/// No connection more often than this.
-const SWEEP_AGAIN_MS: u64 = 1_000;
+/// A connection without room for another session is reported this often: some of its sessions may have ended.
+const FULL_REPORT_MS: u64 = 1_000;
 
 /// Sessions one connection may have opened that have not ended. One more is refused.
 pub const SESSIONS_PER_CONNECTION_MAX: usize = 1024;
@@ -76,7 +73,6 @@ pub struct ConnectionSessions {
     waiting: AtomicBool,
     shortest_ttl_ms: AtomicU64,
     reported_ms: AtomicU64,
-    swept_ms: AtomicU64,
     /// One more was refused.
     is_full: AtomicBool,
 }
@@ -91,7 +87,6 @@ impl ConnectionSessions {
             waiting: AtomicBool::new(false),
             shortest_ttl_ms: AtomicU64::new(u64::MAX),
             reported_ms: AtomicU64::new(0),
-            swept_ms: AtomicU64::new(0),
             is_full: AtomicBool::new(false),
         }
     }
@@ -104,8 +99,20 @@ impl ConnectionSessions {
     fn is_due(&self, now_ms: u64) -> bool {
         let since_ms = now_ms.saturating_sub(self.reported_ms.load(Ordering::Relaxed));
         let ttl_ms = self.shortest_ttl_ms.load(Ordering::Relaxed);
-        (self.touched.load(Ordering::Relaxed) || self.waiting.load(Ordering::Relaxed))
-            && since_ms >= (ttl_ms / REPORT_PART).min(REPORT_MS_MAX)
+        let is_full = self.is_full.load(Ordering::Relaxed);
+        let after_ms = (ttl_ms / REPORT_PART).min(if is_full { FULL_REPORT_MS } else { REPORT_MS_MAX });
+        (self.touched.load(Ordering::Relaxed) || self.waiting.load(Ordering::Relaxed)) && since_ms >= after_ms
+    }
+
+    /// When the first of its sessions may end.
+    fn ends_ms(&self) -> u64 {
+        let reported_ms = self.reported_ms.load(Ordering::Relaxed);
+        reported_ms.saturating_add(self.shortest_ttl_ms.load(Ordering::Relaxed))
+    }
+
+    fn reported(&self, now_ms: u64) {
+        self.reported_ms.store(now_ms, Ordering::Relaxed);
+        self.is_full.store(false, Ordering::Relaxed);
     }
 
     fn has_many(&self) -> bool {
@@ -174,19 +181,13 @@ impl ConnectionSessions {
         self.all().iter().find(|own| own.id == id).map(|own| own.ttl_ms)
     }
 
-    fn ids(&self) -> Vec<SessionId> {
-        self.all().iter().map(|own| own.id).collect()
+    /// Those that were opened: one of these that is not there has ended.
+    fn open_ids(&self) -> Vec<SessionId> {
+        self.all().iter().filter(|own| own.is_open).map(|own| own.id).collect()
     }
 
     fn all(&self) -> MutexGuard<'_, Vec<OwnSession>> {
         self.all.lock().expect("mutex poisoned")
-    }
-
-    /// Whether sessions that have ended are in the way.
-    fn is_swept(&self, now_ms: u64) -> bool {
-        let is_wanted = self.shortest_ttl_ms.load(Ordering::Relaxed) < SHORT_TTL_MS
-            || self.is_full.load(Ordering::Relaxed);
-        is_wanted && now_ms.saturating_sub(self.swept_ms.load(Ordering::Relaxed)) >= SWEEP_AGAIN_MS
     }
 }
 
@@ -202,6 +203,8 @@ pub struct SessionKeepalive {
     /// Those with sessions in a hurry.
     line: Line,
     in_line: Arc<Notify>,
+    /// Of the last reports: which of their sessions have ended is known by the next.
+    reported_lately: Mutex<Vec<Arc<ConnectionSessions>>>,
 }
 
 /// Connections in the order in which they came, each once.
@@ -229,32 +232,34 @@ impl Line {
     }
 
     /// The sessions of the first, as many as go into one report: mostly of connections with few, and in their turn of those with many.
-    fn take(&self) -> Vec<SessionId> {
+    fn take(&self) -> (Vec<Arc<ConnectionSessions>>, Vec<SessionId>) {
         let mut queues = self.0.lock().expect("mutex poisoned");
         let Queues { few, many, turn } = &mut *queues;
         *turn = (*turn + 1) % TURN_OF_MANY;
         let (first, second) = if *turn == 0 { (many, few) } else { (few, many) };
-        let ids = take_first(first);
+        let taken = take_first(first);
         // Its connections may have closed all of theirs meanwhile.
-        if ids.is_empty() {
+        if taken.1.is_empty() {
             return take_first(second);
         }
-        ids
+        taken
     }
 }
 
-fn take_first(line: &mut VecDeque<Arc<ConnectionSessions>>) -> Vec<SessionId> {
-    let mut ids = Vec::new();
+fn take_first(
+    line: &mut VecDeque<Arc<ConnectionSessions>>,
+) -> (Vec<Arc<ConnectionSessions>>, Vec<SessionId>) {
+    let (mut taken, mut ids) = (Vec::new(), Vec::new());
     while let Some(sessions) = line.front() {
         if !ids.is_empty() && ids.len() + sessions.all().len() > SESSIONS_AT_ONCE_MAX {
             break;
         }
         // A command that comes from now on is not in this report.
         sessions.is_in_line.store(false, Ordering::Relaxed);
-        ids.extend(sessions.ids());
-        line.pop_front();
+        ids.extend(sessions.open_ids());
+        taken.extend(line.pop_front());
     }
-    ids
+    (taken, ids)
 }
 
 impl Drop for SessionKeepalive {
@@ -277,9 +282,9 @@ impl SessionKeepalive {
             short: Mutex::default(),
             line: Line::default(),
             in_line: Arc::default(),
+            reported_lately: Mutex::default(),
         });
         tokio::spawn(report_line(Arc::downgrade(&session_keepalive), Arc::clone(&session_keepalive.in_line)));
-        tokio::spawn(sweep(Arc::downgrade(&session_keepalive)));
         let weak = Arc::downgrade(&session_keepalive);
         tokio::spawn(async move {
             let mut every = tokio::time::interval(LOOK_EVERY);
@@ -321,58 +326,54 @@ impl SessionKeepalive {
     pub fn note_command(&self, sessions: &Arc<ConnectionSessions>, now_ms: u64) {
         sessions.touch();
         if sessions.is_in_a_hurry(now_ms) {
-            self.line_up(sessions, now_ms);
+            self.line_up(sessions);
         }
     }
 
-    fn line_up(&self, sessions: &Arc<ConnectionSessions>, now_ms: u64) {
-        sessions.reported_ms.store(now_ms, Ordering::Relaxed);
+    fn line_up(&self, sessions: &Arc<ConnectionSessions>) {
         if self.line.push(sessions) {
             self.in_line.notify_one();
         }
     }
 
-    /// Those that have waited longest, of connections where ended ones would be in the way.
-    fn take_to_sweep(&self) -> Vec<(Arc<ConnectionSessions>, Vec<SessionId>)> {
+    /// The next of the line, to be reported now.
+    fn take_line(&self) -> Vec<SessionId> {
+        let (taken, ids) = self.line.take();
         let now_ms = self.clock.monotonic_ms();
-        let connections = self.connections.lock().expect("mutex poisoned");
-        let mut swept: Vec<_> =
-            connections.values().filter(|sessions| sessions.is_swept(now_ms)).cloned().collect();
-        drop(connections);
-        swept.sort_unstable_by_key(|sessions| sessions.swept_ms.load(Ordering::Relaxed));
-        let mut taken = Vec::new();
-        let mut count = 0;
-        for sessions in swept {
-            let opened: Vec<_> = sessions.all().iter().filter(|own| own.is_open).map(|own| own.id).collect();
-            count += opened.len();
-            if count > SESSIONS_AT_ONCE_MAX {
-                break;
-            }
-            sessions.swept_ms.store(now_ms, Ordering::Relaxed);
-            sessions.is_full.store(false, Ordering::Relaxed);
-            taken.push((sessions, opened));
+        taken.iter().for_each(|sessions| sessions.reported(now_ms));
+        self.reported_lately.lock().expect("mutex poisoned").extend(taken);
+        ids
+    }
+
+    /// Sessions that were reported and are not there have ended.
+    fn forget_ended(&self) {
+        let reported = std::mem::take(&mut *self.reported_lately.lock().expect("mutex poisoned"));
+        let ended: FxHashSet<SessionId> = self.tier2.take_absent_sessions().into_iter().collect();
+        if !ended.is_empty() {
+            reported.iter().for_each(|sessions| sessions.forget_each(|id| ended.contains(&id)));
         }
-        taken
     }
 
     fn report_short(&self) {
         let now_ms = self.clock.monotonic_ms();
         for sessions in self.short.lock().expect("mutex poisoned").values() {
             if sessions.is_due_while_blocked(now_ms) {
-                self.line_up(sessions, now_ms);
+                self.line_up(sessions);
             }
         }
     }
 
     /// The connection is closed: its sessions die after the grace time unless somebody keeps them alive.
-    pub fn unregister(&self, sessions: &ConnectionSessions) {
+    pub fn unregister(&self, sessions: &ConnectionSessions, vanished: bool) {
         self.connections.lock().expect("mutex poisoned").remove(&sessions.number);
         self.short.lock().expect("mutex poisoned").remove(&sessions.number);
         let all = std::mem::take(&mut *sessions.all());
-        self.tier2.orphan_sessions(all.into_iter().map(|own| own.id).collect(), self.grace_ms);
+        let ids = all.into_iter().map(|own| own.id).collect();
+        self.tier2.orphan_sessions(ids, self.grace_ms, vanished);
     }
 
     fn report(&self) {
+        self.forget_ended();
         let now_ms = self.clock.monotonic_ms();
         let connections = self.connections.lock().expect("mutex poisoned");
         let due: Vec<_> = connections.values().filter(|sessions| sessions.is_due(now_ms)).cloned().collect();
@@ -382,7 +383,8 @@ impl SessionKeepalive {
         reported.iter().for_each(|sessions| sessions.touched.store(false, Ordering::Relaxed));
         match self.tier2.touch_sessions(ids) {
             true => {
-                reported.iter().for_each(|sessions| sessions.reported_ms.store(now_ms, Ordering::Relaxed))
+                reported.iter().for_each(|sessions| sessions.reported(now_ms));
+                self.reported_lately.lock().expect("mutex poisoned").extend(reported);
             }
             false => reported.iter().for_each(|sessions| sessions.touch()),
         }
@@ -391,12 +393,12 @@ impl SessionKeepalive {
 
 /// Those that go into one report, with their sessions.
 fn first_to_report(mut due: Vec<Arc<ConnectionSessions>>) -> (Vec<Arc<ConnectionSessions>>, Vec<SessionId>) {
-    due.sort_by_cached_key(|sessions| (sessions.has_many(), sessions.reported_ms.load(Ordering::Relaxed)));
+    due.sort_by_cached_key(|sessions| (sessions.has_many(), sessions.ends_ms()));
     let mut ids = Vec::new();
     let is_room = |ids: &mut Vec<SessionId>, sessions: &ConnectionSessions| {
         let is_room = ids.len() < REPORTED_AT_ONCE_MAX;
         if is_room {
-            ids.extend(sessions.ids());
+            ids.extend(sessions.open_ids());
         }
         is_room
     };
@@ -420,7 +422,7 @@ async fn report_line(weak: Weak<SessionKeepalive>, in_line: Arc<Notify>) {
         in_line.notified().await;
         loop {
             let Some(session_keepalive) = weak.upgrade() else { return };
-            let ids = session_keepalive.line.take();
+            let ids = session_keepalive.take_line();
             if ids.is_empty() {
                 break;
             }
@@ -434,27 +436,6 @@ async fn report_line(weak: Weak<SessionKeepalive>, in_line: Arc<Notify>) {
     }
 }
 
-async fn sweep(weak: Weak<SessionKeepalive>) {
-    let mut every = tokio::time::interval(SWEEP_EVERY);
-    every.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        every.tick().await;
-        let Some(session_keepalive) = weak.upgrade() else { return };
-        for (sessions, opened) in session_keepalive.take_to_sweep() {
-            let ask =
-                |id| session_keepalive.tier2.query(OwnedQuery::Session { id, sessions: SessionScope::All });
-            let asked: Vec<_> = opened.into_iter().map(|id| (id, ask(id))).collect();
-            let mut ended = FxHashSet::default();
-            for (id, pending) in asked {
-                if matches!(pending.await, Reply::Error(refusal) if refusal.code() == "NOSESSION") {
-                    ended.insert(id);
-                }
-            }
-            sessions.forget_each(|id| ended.contains(&id));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -462,8 +443,13 @@ mod tests {
     fn with_ttl(ttl_ms: u64) -> ConnectionSessions {
         let sessions = ConnectionSessions::new(1);
         sessions.set_waiting(true);
-        assert!(sessions.add(SessionId(1), ttl_ms, 10_000));
+        open(&sessions, 1, ttl_ms, 10_000);
         sessions
+    }
+
+    fn open(sessions: &ConnectionSessions, id: u64, ttl_ms: u64, now_ms: u64) {
+        assert!(sessions.add(SessionId(id), ttl_ms, now_ms));
+        sessions.opened(SessionId(id));
     }
 
     #[test]
@@ -495,7 +481,7 @@ mod tests {
         let holder = |first: u64, count: u64, reported_ms: u64| {
             let sessions = Arc::new(ConnectionSessions::new(first));
             for id in first..first + count {
-                assert!(sessions.add(SessionId(id), 10_000, reported_ms));
+                open(&sessions, id, 10_000, reported_ms);
             }
             sessions
         };
@@ -505,8 +491,28 @@ mod tests {
         let (reported, ids) = first_to_report(due);
         assert_eq!(ids[0], SessionId(1));
         assert!((REPORTED_AT_ONCE_MAX..REPORTED_AT_ONCE_MAX + 1_024).contains(&ids.len()), "{}", ids.len());
-        assert_eq!(ids[SESSIONS_FEW], SessionId(1_010_000), "then the one that has waited longest");
+        assert_eq!(ids[SESSIONS_FEW], SessionId(1_010_000), "then the one that would end first");
         assert!(!reported.iter().any(|sessions| Arc::ptr_eq(sessions, &last)));
+    }
+
+    #[test]
+    fn long_sessions_do_not_stand_before_one_that_would_end() {
+        let holder = |first: u64, count: u64, ttl_ms: u64, reported_ms: u64| {
+            let sessions = Arc::new(ConnectionSessions::new(first));
+            (first..first + count).for_each(|id| open(&sessions, id, ttl_ms, reported_ms));
+            sessions
+        };
+        let mut due: Vec<_> = (0..100).map(|n| holder(10_000 * (n + 2), 1_024, 40_000, 1_000)).collect();
+        due.push(holder(1, 17, 2_000, 5_900));
+        let (_, ids) = first_to_report(due);
+        assert_eq!(ids[0], SessionId(1));
+    }
+
+    #[test]
+    fn only_what_was_opened_is_reported() {
+        let sessions = with_ttl(5_000);
+        assert!(sessions.add(SessionId(2), 5_000, 10_000));
+        assert_eq!(sessions.open_ids(), [SessionId(1)]);
     }
 
     #[test]
@@ -524,17 +530,17 @@ mod tests {
     fn each_connection_stands_in_line_once() {
         let (line, first, second) = (Line::default(), Arc::new(with_ttl(5)), Arc::new(with_ttl(5)));
         for id in 2..=SESSIONS_PER_CONNECTION_MAX as u64 {
-            assert!(second.add(SessionId(id), 5, 10_000));
+            open(&second, id, 5, 10_000);
         }
         assert!(line.push(&first) && line.push(&second) && !line.push(&second));
-        assert_eq!(line.take(), [SessionId(1)]);
+        assert_eq!(line.take().1, [SessionId(1)]);
         assert!(line.push(&first) && !line.push(&second));
-        assert_eq!(line.take(), [SessionId(1)]);
-        assert_eq!(line.take().len(), SESSIONS_PER_CONNECTION_MAX, "nobody else is there");
+        assert_eq!(line.take().1, [SessionId(1)]);
+        assert_eq!(line.take().1.len(), SESSIONS_PER_CONNECTION_MAX, "nobody else is there");
         assert!(line.push(&first) && line.push(&second));
-        assert_eq!(line.take().len(), SESSIONS_PER_CONNECTION_MAX, "the turn of those with many");
-        assert_eq!(line.take(), [SessionId(1)]);
-        assert!(line.take().is_empty() && line.push(&second));
+        assert_eq!(line.take().1.len(), SESSIONS_PER_CONNECTION_MAX, "the turn of those with many");
+        assert_eq!(line.take().1, [SessionId(1)]);
+        assert!(line.take().1.is_empty() && line.push(&second));
     }
 
     #[test]
@@ -543,20 +549,20 @@ mod tests {
         let holder = |first: u64, count: u64| {
             let sessions = Arc::new(ConnectionSessions::new(first));
             for id in first..first + count {
-                assert!(sessions.add(SessionId(id), 5, 10_000));
+                open(&sessions, id, 5, 10_000);
             }
             assert!(line.push(&sessions));
             sessions
         };
         let heavy: Vec<_> = (0..100).map(|n| holder(10_000 * (n + 1), 1_024)).collect();
         let few = holder(1, SESSIONS_FEW as u64);
-        let reports = [line.take(), line.take()];
+        let reports = [line.take().1, line.take().1];
         assert!(reports.iter().any(|ids| ids.contains(&SessionId(1))), "behind one report at most");
         for id in 100..200 {
             line.push(&Arc::new(with_ttl(id)));
         }
         assert!(line.push(&few));
-        let left: Vec<_> = std::iter::from_fn(|| Some(line.take()).filter(|ids| !ids.is_empty())).collect();
+        let left: Vec<_> = std::iter::from_fn(|| Some(line.take().1).filter(|ids| !ids.is_empty())).collect();
         assert_eq!(left.len(), 99 + 1, "those with many have their turns, too");
         assert!(heavy.iter().all(|sessions| line.push(sessions)), "all may stand in line again");
     }

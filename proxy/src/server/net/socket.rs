@@ -48,7 +48,7 @@ impl Connection {
             match Pin::new(&mut self.stream).poll_read(context, &mut buffer) {
                 Poll::Pending => return Ok(false),
                 Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(_)) => return Err(Disconnect),
+                Poll::Ready(Err(error)) => return Err(self.gone(&error)),
             }
             let bytes = buffer.filled();
             if bytes.is_empty() {
@@ -58,6 +58,11 @@ impl Connection {
             self.held.extend_from_slice(&bytes[taken..]);
             Ok(true)
         })
+    }
+
+    fn gone(&mut self, error: &std::io::Error) -> Disconnect {
+        self.context.client.vanished |= error.kind() == std::io::ErrorKind::TimedOut;
+        Disconnect
     }
 
     /// The client sends no more. What it waits for is pointless; what is about to be answered is still answered.
@@ -105,7 +110,8 @@ impl Connection {
         if let Some(socket) = self.stream.socket() {
             let ready = std::pin::pin!(socket.ready(Interest::READABLE)).poll(context);
             if matches!(ready, Poll::Ready(Ok(ready)) if ready.is_read_closed()) {
-                return Err(Disconnect);
+                let error = socket.take_error().ok().flatten();
+                return Err(error.map_or(Disconnect, |error| self.gone(&error)));
             }
         }
         if self.timer.is_none() {
@@ -140,7 +146,8 @@ impl Connection {
                     self.context.replies.out_at += count;
                     self.has_written(count);
                 }
-                Poll::Ready(_) => return Err(Disconnect),
+                Poll::Ready(Err(error)) => return Err(self.gone(&error)),
+                Poll::Ready(Ok(_)) => return Err(Disconnect),
             }
         }
         // Bytes that TLS still holds leave when the socket takes them; until then we are woken.
@@ -162,7 +169,8 @@ impl Connection {
                     self.has_written(count);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
-                Ok(_) | Err(_) => return Err(Disconnect),
+                Err(error) => return Err(self.gone(&error)),
+                Ok(_) => return Err(Disconnect),
             }
         }
         self.context.replies.release_sent();

@@ -204,10 +204,17 @@ impl Node {
 
     /// So much of the log is unconfirmed, and therefore cannot be compacted, that no more may come.
     pub(in crate::tier2) fn is_log_unconfirmed(&self) -> bool {
+        // Where none waits yet, one begins as soon as the others make their digest: that is asked for at once.
+        self.snapshots.has_unconfirmed() && self.is_log_long(1)
+            || self.waits_for_checkpoint() && self.is_log_long(2)
+    }
+
+    /// Whether the log behind the last confirmed snapshot is longer than so many times its limit.
+    fn is_log_long(&self, times: u64) -> bool {
+        let entries_max = self.config.unconfirmed_log_entries_max().saturating_mul(times);
         let bytes_max = || self.config.unconfirmed_log_bytes_max(self.machine.memory_used_bytes());
-        (self.snapshots.has_unconfirmed() || self.waits_for_checkpoint())
-            && (self.applied > self.snapshot_index() + self.config.unconfirmed_log_entries_max()
-                || self.snapshots.log_bytes > bytes_max())
+        self.applied > self.snapshot_index().saturating_add(entries_max)
+            || self.snapshots.log_bytes > bytes_max().saturating_mul(times)
     }
 
     /// Whether a member is known to have diverged.
@@ -321,9 +328,10 @@ impl Node {
         self.compare_digests();
     }
 
-    /// The snapshot that was to show it could not be stored.
-    pub(in crate::tier2) fn full_digest_given_up(&mut self) {
-        self.digests.under_way = None;
+    /// The snapshot whose records were hashed cannot be stored: the rest of the state is hashed without it.
+    pub(in crate::tier2) fn walk_on(&mut self, index: u64) {
+        self.digests.walk = Some((index, self.now.monotonic_ms()));
+        self.digests.slice = self.machine.digest_slice();
     }
 
     /// A snapshot has taken the place of the state: what was computed on the old one says nothing any more.
@@ -518,7 +526,8 @@ impl Node {
         let since_ms = *self.digests.due_since_ms.get_or_insert(now_ms);
         self.digests.due_since_ms = is_due.then_some(since_ms);
         // The leader's comes first: mostly there are snapshots due at the others, too.
-        let patience_ms = if self.snapshots.backups.wait() { 0 } else { self.patience_ms() };
+        let is_urgent = is_due && (self.snapshots.backups.wait() || self.is_log_long(1));
+        let patience_ms = if is_urgent { 0 } else { self.patience_ms() };
         let is_busy = self.digests.is_walking() || self.snapshots.is_walking();
         let may_ask = !self.machine.is_single_voter() && self.leader() != 0 && !self.removed;
         let is_wanted = is_due && now_ms >= since_ms + patience_ms

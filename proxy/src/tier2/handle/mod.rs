@@ -40,6 +40,9 @@ pub struct Tier2Handle {
     shared: Arc<HandleShared>,
 }
 
+/// Reported sessions that are not there, until somebody asks for them.
+const ABSENT_SESSIONS_MAX: usize = 65_536;
+
 #[derive(Debug)]
 pub(super) struct HandleShared {
     pub(super) inbox: NodeInbox,
@@ -52,6 +55,7 @@ pub(super) struct HandleShared {
     /// As in the status: asked for every command.
     is_quarantined: AtomicBool,
     demand: Arc<Demand>,
+    absent_sessions: Mutex<Vec<SessionId>>,
     metrics: Arc<NodeMetrics>,
     /// Until somebody takes it.
     news: Mutex<Option<FeedReceiver>>,
@@ -71,6 +75,7 @@ pub fn connect(timeout_ms: u64) -> (Tier2Handle, NodeEndpoint) {
         routing_version: AtomicU64::new(0),
         is_quarantined: AtomicBool::new(false),
         demand: Arc::default(),
+        absent_sessions: Mutex::default(),
         metrics: Arc::default(),
         news: Mutex::new(Some(receiver)),
         next_ticket: AtomicU64::new(1),
@@ -146,10 +151,16 @@ impl Tier2Handle {
         self.shared.inbox.push_client((Input::SessionsInHurry(ids), None)).is_ok()
     }
 
+    /// Of the sessions that were reported since the last call those that are not there: they have ended, or are being opened.
+    #[must_use]
+    pub fn take_absent_sessions(&self) -> Vec<SessionId> {
+        std::mem::take(&mut *self.shared.absent_sessions.lock().expect("mutex poisoned"))
+    }
+
     /// The connections that opened these sessions are closed.
-    pub fn orphan_sessions(&self, ids: Vec<SessionId>, grace_ms: u64) {
+    pub fn orphan_sessions(&self, ids: Vec<SessionId>, grace_ms: u64, vanished: bool) {
         if !ids.is_empty() {
-            self.shared.inbox.push_report(Input::SessionsOrphaned { ids, grace_ms });
+            self.shared.inbox.push_report(Input::SessionsOrphaned { ids, grace_ms, vanished });
         }
     }
 
@@ -384,6 +395,12 @@ impl NodeEndpoint {
         let shared = Arc::clone(&self.shared);
         let mut waiting = shared.waiting.lock().expect("mutex poisoned");
         let news = feed_items(&waiting, outputs);
+        if !outputs.absent_sessions.is_empty() {
+            let mut absent = self.shared.absent_sessions.lock().expect("mutex poisoned");
+            absent.append(&mut outputs.absent_sessions);
+            // Nobody may ask. One that is left out is reported again.
+            absent.truncate(ABSENT_SESSIONS_MAX);
+        }
         for (ticket, act) in outputs.admin_acts.drain(..) {
             if let Some(acts) = waiting.get(ticket).and_then(|reply_to| reply_to.admin_acts.as_ref()) {
                 acts.add(act);

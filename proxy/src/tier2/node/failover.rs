@@ -35,6 +35,7 @@ impl Node {
     pub(super) fn on_refused(&mut self, peer: NodeId) {
         self.on_unreachable(peer);
         let (term, own, now_ms) = (self.term(), self.config.id, self.now.monotonic_ms());
+        self.refused_ms.insert(peer, now_ms);
         let voters = &self.membership.conf_state().voters;
         let known = self.failover.is_some_and(|failover| {
             (failover.term, failover.leader) == (term, peer)

@@ -91,13 +91,24 @@ impl Node {
             .filter(|origin| origin.node != own)
             .filter(|origin| {
                 let silent_ms = self.silent_ms(origin.node, now_ms);
-                self.membership.get(origin.node).is_none() || silent_ms >= self.config.node_gone_ms
+                let gone_ms = if self.is_port_dead(origin.node, now_ms) {
+                    self.config.node_down_ms.min(self.config.node_gone_ms)
+                } else {
+                    self.config.node_gone_ms
+                };
+                self.membership.get(origin.node).is_none() || silent_ms >= gone_ms
             })
             .collect();
         for origin in gone {
             tracing::warn!(?origin, "node declared gone: its waiting requests leave the lock queues");
             self.stage.push_unnumbered(encoded(&Command::OriginGone { origin }));
         }
+    }
+
+    /// Whether nobody has listened at a peer's port since it was last heard of: its process has ended, and its clients are gone.
+    fn is_port_dead(&self, peer: NodeId, now_ms: u64) -> bool {
+        let refused_ms = self.refused_ms.get(&peer);
+        refused_ms.is_some_and(|refused_ms| now_ms - refused_ms <= self.silent_ms(peer, now_ms))
     }
 
     /// How long a peer has not been heard of. One never heard of counts from the first time it was asked for.

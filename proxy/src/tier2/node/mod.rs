@@ -51,6 +51,17 @@ use redfence_core::mutant;
 use redfence_core::types::{Origin, SessionId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+/// A turn that comes so much later than it was wanted shows that the process did not run.
+const ASLEEP_US: u64 = 1_000_000;
+
+/// A time in which the process did not run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gap {
+    /// What had been applied when it began.
+    pub(super) logical_ms: u64,
+    pub(super) ended_ms: u64,
+}
+
 /// Ticks made up for after a stall. More would start elections that the messages of the same turn make unnecessary.
 const TICKS_PER_TURN_MAX: u64 = 3;
 /// No Ready is begun after so much CPU time in one turn. Scripts, which may take long, are measured anyway; else the thread's clock
@@ -98,8 +109,13 @@ pub struct Node {
     pub(super) goals: Vec<Goal>,
     /// When the last message of each peer was received.
     pub(super) heard_ms: BTreeMap<NodeId, u64>,
+    /// When nobody listened at their ports the last time.
+    pub(super) refused_ms: BTreeMap<NodeId, u64>,
     /// When a leader was last heard; at first, when the node started.
     pub(super) led_ms: Option<u64>,
+    /// When the last turn wanted to be followed by another; 0 once it was.
+    woken_at_us: u64,
+    pub(super) last_gap: Option<Gap>,
     failover: Option<Failover>,
     pub(super) peer_refusals: PeerRefusals,
     pub(super) snapshots: Snapshots,
@@ -183,7 +199,10 @@ impl Node {
             touch_due_ms: 0,
             goals: Vec::new(),
             heard_ms: BTreeMap::new(),
+            refused_ms: BTreeMap::new(),
             led_ms: None,
+            woken_at_us: 0,
+            last_gap: None,
             failover: None,
             peer_refusals: PeerRefusals::default(),
             snapshots: Snapshots::new(boot),
@@ -244,10 +263,18 @@ impl Node {
             Input::Withdraw { ticket } => self.on_withdraw(ticket),
             Input::SessionsTouched(_) if self.is_quarantined() => {}
             Input::SessionsTouched(_) if mutant!(KeepAlivesLost) && !self.is_leader() => {}
-            Input::SessionsTouched(ids) => self.touched.extend(ids),
+            Input::SessionsTouched(ids) => {
+                self.note_absent_sessions(&ids);
+                self.touched.extend(ids);
+            }
             Input::SessionsInHurry(_) if self.is_quarantined() => {}
-            Input::SessionsInHurry(ids) => self.submit_touches(&ids),
-            Input::SessionsOrphaned { ids, grace_ms } => self.on_orphaned(&ids, grace_ms),
+            Input::SessionsInHurry(ids) => {
+                self.note_absent_sessions(&ids);
+                self.submit_touches(&ids);
+            }
+            Input::SessionsOrphaned { ids, grace_ms, vanished } => {
+                self.on_orphaned(&ids, grace_ms, vanished);
+            }
             Input::Wanted(wanted) => self.machine.set_wanted(wanted),
             Input::Users(hash) => self.users = hash,
             Input::Peer { from, message } => self.on_peer(from, message),
@@ -283,6 +310,7 @@ impl Node {
             self.continue_shutdown();
             self.publish();
             self.out.wake_at_us = self.wake_at_us();
+            self.woken_at_us = self.out.wake_at_us;
             self.out.wake_filter = self.wake_filter();
         }
         if let Some(reason) = &self.fatal {
@@ -344,6 +372,11 @@ impl Node {
 
     fn observe(&mut self, now: Now) {
         self.now = now;
+        let is_late = self.woken_at_us > 0 && now.monotonic_us > self.woken_at_us + ASLEEP_US;
+        if is_late && !self.machine.is_single_voter() {
+            self.last_gap = Some(Gap { logical_ms: self.machine.logical_ms(), ended_ms: now.monotonic_ms() });
+        }
+        self.woken_at_us = 0;
         self.led_ms.get_or_insert(now.monotonic_ms());
         self.clock.observe(now, self.machine.logical_ms());
     }

@@ -15,7 +15,7 @@ use crate::tier2::requests::reads::{count_reply, ReadyRead};
 use crate::tier2::requests::staging::{PushedForward, StageLimits};
 use bytes::Bytes;
 use redfence_core::limits::{PEER_FRAME_BYTES_MAX, REQUEST_BYTES_MAX};
-use redfence_core::machine::Command;
+use redfence_core::machine::{version, Command};
 use redfence_core::mutant;
 use redfence_core::reply::Reply;
 use redfence_core::types::{RequestId, SessionId};
@@ -35,6 +35,8 @@ const STAMP_JITTER_MS_MAX: u64 = 5;
 const READS_WORK_MAX: u64 = 200_000;
 /// How long the node tries to get most commands of its own into the log.
 const OWN_TIMEOUT_MS: u64 = 30_000;
+/// Connections that were closed while the process did not run are seen to be closed within this time.
+const SEEN_AFTER_GAP_MS: u64 = 500;
 /// Sessions in one batched keep-alive.
 const TOUCH_IDS_MAX: usize = 8_192;
 
@@ -135,7 +137,7 @@ impl Node {
     }
 
     /// `grace_ms` is this node's own flag: it counts until the cluster's settings are founded.
-    pub(super) fn on_orphaned(&mut self, ids: &[SessionId], grace_ms: u64) {
+    pub(super) fn on_orphaned(&mut self, ids: &[SessionId], grace_ms: u64, vanished: bool) {
         let settings = self.machine.settings();
         let grace_ms = if settings.founded { settings.session_grace_ms } else { grace_ms };
         let now_ms = self.now.monotonic_ms();
@@ -143,9 +145,19 @@ impl Node {
             // Nobody else ends these sessions before their ttl, which may be a year: also after a long outage it is said.
             let has_room = self.pending.unapplied_bytes() <= self.config.pending_bytes_max / 2;
             let deadline_ms = if has_room { u64::MAX } else { now_ms + OWN_TIMEOUT_MS };
-            let command = Command::SessionsOrphan { ids: ids.iter().copied().collect(), grace_ms };
+            // It may come long after somebody else has taken the session over: it says from when it is.
+            let is_known = self.machine.cluster_version() >= version::SECOND;
+            let closed_ms = is_known.then(|| if vanished { 0 } else { self.closed_ms() });
+            let command = Command::SessionsOrphan { ids: ids.iter().copied().collect(), grace_ms, closed_ms };
             self.pending.submit_own(encoded(&command), now_ms, deadline_ms);
         }
+    }
+
+    /// The logical time at which a connection was closed that is seen to be closed now. A node that did not run for a while sees it late.
+    fn closed_ms(&self) -> u64 {
+        let now_ms = self.now.monotonic_ms();
+        let gap = self.last_gap.filter(|gap| now_ms < gap.ended_ms + SEEN_AFTER_GAP_MS);
+        gap.map_or(self.machine.logical_ms(), |gap| gap.logical_ms)
     }
 
     /// Submits the session keep-alives received since the last time as one command.
@@ -156,6 +168,12 @@ impl Node {
         self.touch_due_ms = self.now.monotonic_ms() + self.config.touch_interval_ms;
         let touched: Vec<SessionId> = std::mem::take(&mut self.touched).into_iter().collect();
         self.submit_touches(&touched);
+    }
+
+    /// This node has told its clients of sessions that it has applied. One that is not there has ended, or is being opened.
+    pub(super) fn note_absent_sessions(&mut self, ids: &[SessionId]) {
+        let absent = ids.iter().filter(|id| !self.machine.has_session(**id));
+        self.out.absent_sessions.extend(absent);
     }
 
     pub(super) fn submit_touches(&mut self, ids: &[SessionId]) {

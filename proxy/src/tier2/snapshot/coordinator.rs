@@ -148,7 +148,7 @@ impl Node {
             self.drop_stalled_receiving();
         }
         self.adopt_confirmed();
-        let is_single = self.machine.is_single_voter();
+        let is_single = self.is_only_voter();
         self.snapshots.backups.go_on(self.raw.store().snapshot_meta(), is_single, self.now.monotonic_ms());
         self.begin_snapshot_if_due();
         let ops = &mut self.out.snapshot_ops;
@@ -186,13 +186,21 @@ impl Node {
 
     /// A single voter, or one that has diverged.
     fn is_without_comparison(&self) -> bool {
-        self.machine.is_single_voter() || self.is_quarantined()
+        self.is_only_voter() || self.is_quarantined()
+    }
+
+    /// The cluster has one voter, and it is this node. Its learners have nobody who compares their state: they make no snapshots, and
+    /// keep their log until they vote.
+    fn is_only_voter(&self) -> bool {
+        let is_voter = self.membership.get(self.config.id).is_some_and(|own| own.voter);
+        is_voter && self.machine.is_single_voter()
     }
 
     /// Whether a snapshot begins at the next checkpoint. Its own digest is compared then: the records of the snapshot are hashed as they
     /// are written, and nobody walks twice, nor misses the digest of another because of a snapshot of its own.
     pub(in crate::tier2) fn waits_for_checkpoint(&self) -> bool {
-        !self.is_without_comparison() && self.may_begin_snapshot() && self.is_snapshot_due()
+        let is_compared = !self.machine.is_single_voter() && !self.is_quarantined();
+        is_compared && self.may_begin_snapshot() && self.is_snapshot_due()
     }
 
     fn may_begin_snapshot(&self) -> bool {
@@ -383,11 +391,13 @@ impl Node {
         tracing::error!(reason, "storing a snapshot failed; it will be retried");
         if self.snapshots.making.as_ref().is_some_and(|making| making.id() == id) {
             // Else the machine may be at the next digest.
-            if self.snapshots.is_walking() {
-                self.machine.snapshot_cancel();
-                self.full_digest_given_up();
+            let is_walking = self.snapshots.is_walking();
+            match self.snapshots.making.take().filter(|_| is_walking) {
+                // The others wait for the digest: the walk goes on for its own sake.
+                Some(making) if making.is_at_checkpoint() => self.walk_on(making.index()),
+                Some(_) => self.machine.snapshot_cancel(),
+                None => {}
             }
-            self.snapshots.making = None;
             self.snapshots.bytes_since = self.snapshots.log_bytes;
             self.metering.snapshot_ends(SnapshotStep::Write, self.config.id, false, self.now.monotonic_us);
             self.snapshots.not_before_ms = self.now.monotonic_ms() + RETRY_MS;
@@ -416,7 +426,7 @@ impl Node {
         };
         let (is_confirmed, index) = (*is_confirmed, meta.at.index);
         let may_count = is_confirmed && self.is_digest_agreed();
-        if !may_count && !self.machine.is_single_voter() && !self.is_set_apart_for_good() {
+        if !may_count && !self.is_only_voter() && !self.is_set_apart_for_good() {
             let is_in_vain = !at_checkpoint || !is_confirmed && self.is_never_confirmed(index);
             if !self.is_quarantined() && is_in_vain {
                 self.drop_unconfirmed();

@@ -64,6 +64,10 @@ impl OwnSnapshot {
         self.meta.at.index
     }
 
+    pub(crate) fn is_at_checkpoint(&self) -> bool {
+        self.at_checkpoint
+    }
+
     pub(crate) fn has_digest(&self) -> bool {
         self.digest.is_some()
     }

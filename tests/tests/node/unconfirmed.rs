@@ -1,0 +1,126 @@
+//! Snapshots that are not confirmed at once: nobody compares them, a disk does not take them, or they take long. Nobody is refused
+//! for that, and nothing counts that nobody has compared.
+
+use super::*;
+use redfence::node_api::{AdminRequest, Role};
+use redfence_tests::sim::kernel::address;
+
+fn snapshot_index(cluster: &SimCluster, id: NodeId) -> u64 {
+    cluster.node(id).map_or(0, |node| node.snapshot_index())
+}
+
+fn role(cluster: &SimCluster, seen_by: NodeId, of: NodeId) -> Option<Role> {
+    let status = cluster.node(seen_by)?.status();
+    status.nodes.iter().find(|node| node.id == of).map(|node| node.role)
+}
+
+/// What a memory cell was while it wrote one would go to the next member.
+#[test]
+fn a_learner_of_a_single_voter_makes_no_snapshot() {
+    fn growing(config: &mut NodeConfig) {
+        config.snapshot_entries = 200;
+        config.log_keep_entries = 10;
+        config.cache_entries_max = 16;
+        // It stays a learner while there is work.
+        config.promote_lag_entries = 0;
+    }
+    for seed in 0..3 {
+        let mut cluster = settled_with(1, seed, growing);
+        let busy = |cluster: &mut SimCluster, ms: u64| {
+            for _ in 0..ms {
+                cluster.submit(1, &acquire("busy", "b", 100, 0), 0);
+                cluster.run_for(1);
+            }
+        };
+        busy(&mut cluster, 300);
+        cluster.add_joiner(2);
+        cluster.admin(1, AdminRequest::Add { id: 2, addr: address(2) });
+        let mut began = None;
+        for _ in 0..3_000 {
+            busy(&mut cluster, 1);
+            let applied = cluster.node(2).map_or(0, |node| node.applied_index());
+            if applied > 300 && began.is_none() {
+                began = Some((applied, snapshot_index(&cluster, 2)));
+            }
+            if began.is_some_and(|(began, _)| applied > began + 1_000) {
+                break;
+            }
+        }
+        let (_, before) = began.expect("it has applied what there is");
+        assert_eq!(role(&cluster, 1, 2), Some(Role::Learner), "seed {seed}");
+        assert_eq!(snapshot_index(&cluster, 2), before, "seed {seed}: nobody has compared it");
+        assert!(snapshot_index(&cluster, 1) > before, "seed {seed}: the voter makes its own");
+        assert!(
+            cluster.run_until(20_000, |cluster| role(cluster, 1, 2) == Some(Role::Follower)),
+            "seed {seed}"
+        );
+        for _ in 0..300 {
+            busy(&mut cluster, 2);
+            cluster.run_for(100);
+        }
+        assert!(snapshot_index(&cluster, 2) > before, "seed {seed}: as a voter it makes some");
+    }
+}
+
+/// Its disk is nearly full, or broken. It takes part in the digests all the same.
+#[test]
+fn a_voter_that_cannot_store_snapshots_confirms_those_of_others() {
+    fn slower(config: &mut NodeConfig) {
+        config.snapshot_entries = 60;
+        config.log_keep_entries = 10;
+        config.cache_entries_max = 16;
+        // A piece waits for the one before it, as with a state of more than 2 MiB.
+        config.snapshot_window_bytes = 1;
+        // Two slices: a walk takes so long.
+        config.digest_slice_ms = 2_000;
+        config.unconfirmed_entries_max = 3_000;
+    }
+    for nodes in [2, 3] {
+        let mut cluster = settled_with(nodes, nodes, slower);
+        let at = leader(&cluster);
+        let others: Vec<NodeId> = cluster.ids().into_iter().filter(|id| *id != at).collect();
+        if nodes == 3 {
+            cluster.crash(others[1]);
+        }
+        for name in 0..1_500 {
+            cluster.submit(at, &acquire(&format!("held{name}"), "h", 1_000_000_000, 0), 0);
+        }
+        cluster.run_for(5_000);
+        cluster.refuse_snapshots(others[0], true);
+        let (mut counted, mut last) = (0, snapshot_index(&cluster, at));
+        for _ in 0..2_400 {
+            let ticket = cluster.submit(at, &acquire("s", "s", 100, 0), 0);
+            cluster.run_for(500);
+            assert!(!cluster.wait_for(ticket, 8_000).is_error(), "{nodes} nodes");
+            let now = snapshot_index(&cluster, at);
+            counted += u64::from(now != std::mem::replace(&mut last, now));
+        }
+        assert!(counted > 50, "{nodes} nodes: {counted} counted in 20 minutes");
+    }
+}
+
+/// All agree on every digest. One follower takes long to store its snapshots, and its log is beyond the limit when one counts.
+#[test]
+fn a_follower_with_a_long_log_does_not_wait_its_turn_to_ask() {
+    fn bounded(config: &mut NodeConfig) {
+        config.snapshot_entries = 1_400;
+        config.unconfirmed_entries_max = 3_000;
+        config.log_keep_entries = 10;
+        config.cache_entries_max = 16;
+    }
+    let mut cluster = settled_with(3, 1, bounded);
+    let (at, slow) = (leader(&cluster), follower(&cluster));
+    cluster.slow_finish(slow, 100_000);
+    let (mut counted, mut last) = (0, snapshot_index(&cluster, slow));
+    for second in 0..600 {
+        for name in 0..20 {
+            cluster.submit(at, &acquire(&format!("l{name}"), "x", 20, 0), 0);
+            cluster.run_for(50);
+        }
+        let ticket = cluster.submit(slow, &acquire("s", "s", 100, 0), 0);
+        assert!(!cluster.wait_for(ticket, 8_000).is_error(), "refused in second {second}");
+        let now = snapshot_index(&cluster, slow);
+        counted += u64::from(now != std::mem::replace(&mut last, now));
+    }
+    assert!(counted >= 3, "{counted} of its snapshots counted");
+}
