@@ -148,8 +148,9 @@ impl Machine {
 mod tests {
     use super::*;
     use crate::keyspace::Resp;
+    use crate::machine::version::UpgradeCommand;
     use crate::machine::Applied;
-    use crate::types::Stamp;
+    use crate::types::{LockKind, Stamp};
 
     fn redis<'a>(words: &[&'a str]) -> Command<'a> {
         let argv = words.iter().map(|word| word.as_bytes()).collect();
@@ -174,5 +175,30 @@ mod tests {
         assert!(cost_us(&machine, &["SADD", "set", "one"]) < 10, "one element, however many are there");
         assert!(cost_us(&machine, &["SET", "k", &"x".repeat(60_000)]) >= 200);
         assert_eq!(cost_us(&machine, &["EVAL", "return 1", "0"]), 0);
+    }
+
+    #[test]
+    fn a_look_costs_what_it_shows() {
+        let mut machine = Machine::new();
+        let raise = Command::Upgrade(UpgradeCommand::Raise { to: 2 });
+        machine.apply(Stamp::default(), None, raise, &mut Applied::default());
+        for number in 0..500 {
+            let owner = format!("reader{number}");
+            let command = Command::AcquireWith {
+                db: 0,
+                resource: b"read",
+                ttl_ms: 60_000,
+                wait_ms: 0,
+                owner: owner.as_bytes(),
+                session: None,
+                kind: LockKind::Shared,
+                value: b"",
+            };
+            machine.apply(Stamp::default(), None, command, &mut Applied::default());
+        }
+        for look in ["LOCK.INFO", "LOCK.QUEUE"] {
+            assert!(cost_us(&machine, &[look, "read"]) >= 4_000, "{look}");
+            assert!(cost_us(&machine, &[look, "other"]) < 10, "{look}");
+        }
     }
 }
