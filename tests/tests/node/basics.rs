@@ -261,6 +261,30 @@ fn a_keep_alive_before_the_end_of_its_connection_takes_nothing_over() {
     assert!(!info(&mut cluster, 1, "r").held);
 }
 
+/// Where nobody listens at the port of a silent node its process has ended, and nobody is there to be told of a grant.
+#[test]
+fn waiters_of_a_process_that_has_ended_leave_soon() {
+    for is_refused in [false, true] {
+        let mut cluster = settled(3, 7);
+        let (at, other) = (leader(&cluster), follower(&cluster));
+        let ticket = cluster.submit(at, &acquire("r", "holder", 60_000, 0), 0);
+        granted(&cluster.wait_for(ticket, 1_000));
+        cluster.submit(other, &acquire("r", "waiter", 60_000, 60_000), 60_000);
+        cluster.run_for(500);
+        assert_eq!(info(&mut cluster, at, "r").waiters, 1);
+        cluster.crash(other);
+        for _ in 0..6 {
+            if is_refused {
+                cluster.input(at, Input::Refused(other));
+            }
+            cluster.run_for(500);
+        }
+        assert_eq!(info(&mut cluster, at, "r").waiters, u64::from(!is_refused));
+        cluster.run_for(10_000);
+        assert_eq!(info(&mut cluster, at, "r").waiters, 0);
+    }
+}
+
 #[test]
 fn the_same_seed_gives_the_same_run() {
     let run = |seed| {
