@@ -19,6 +19,18 @@ fn info(cluster: &mut SimCluster, node: NodeId, resource: &'static str) -> LockI
     }
 }
 
+/// A session of a node's client, with a lock for as long as it lives.
+fn session_with_lock(cluster: &mut SimCluster, node: NodeId, ttl_ms: u64) -> SessionId {
+    let id = SessionId(77);
+    let ticket = cluster.submit(node, &Command::SessionOpen { id, ttl_ms, label: b"" }, 0);
+    cluster.wait_for(ticket, 1_000);
+    let command =
+        Command::Acquire { db: 0, resource: b"r", ttl_ms: 0, wait_ms: 0, owner: b"a", session: Some(id) };
+    let ticket = cluster.submit(node, &command, 0);
+    granted(&cluster.wait_for(ticket, 1_000));
+    id
+}
+
 #[test]
 fn a_single_node_serves_at_once() {
     let mut cluster = SimCluster::new(1, 1, defaults);
@@ -103,13 +115,7 @@ fn a_lock_ends_soon_after_its_ttl_and_never_before() {
 #[test]
 fn sessions_live_by_batched_keep_alives_and_die_without_them() {
     let mut cluster = settled(3, 7);
-    let id = SessionId(77);
-    let ticket = cluster.submit(2, &Command::SessionOpen { id, ttl_ms: 1_000, label: b"" }, 0);
-    cluster.wait_for(ticket, 1_000);
-    let command =
-        Command::Acquire { db: 0, resource: b"r", ttl_ms: 0, wait_ms: 0, owner: b"a", session: Some(id) };
-    let ticket = cluster.submit(2, &command, 0);
-    granted(&cluster.wait_for(ticket, 1_000));
+    let id = session_with_lock(&mut cluster, 2, 1_000);
     for _ in 0..10 {
         cluster.input(2, Input::SessionsTouched(vec![id]));
         cluster.run_for(500);
@@ -129,16 +135,9 @@ fn a_session_in_a_hurry_is_reported_where_no_request_is_taken() {
         }
     }
     let mut cluster = settled_with(3, 7, two_is_full);
-    let id = SessionId(77);
-    let open = Command::SessionOpen { id, ttl_ms: 1_000, label: b"" };
-    let refused = cluster.submit(2, &open, 0);
+    let refused = cluster.submit(2, &acquire("r", "a", 1_000, 0), 0);
     assert!(matches!(cluster.wait_for(refused, 1_000), Reply::Error(_)));
-    let ticket = cluster.submit(1, &open, 0);
-    cluster.wait_for(ticket, 1_000);
-    let command =
-        Command::Acquire { db: 0, resource: b"r", ttl_ms: 0, wait_ms: 0, owner: b"a", session: Some(id) };
-    let ticket = cluster.submit(1, &command, 0);
-    granted(&cluster.wait_for(ticket, 1_000));
+    let id = session_with_lock(&mut cluster, 1, 1_000);
     for _ in 0..10 {
         cluster.input(2, Input::SessionsInHurry(vec![id]));
         cluster.run_for(900);
@@ -152,14 +151,7 @@ fn a_session_in_a_hurry_is_reported_where_no_request_is_taken() {
 #[test]
 fn a_session_orphaned_during_a_long_outage_ends_after_it() {
     let mut cluster = settled(3, 7);
-    let id = SessionId(77);
-    let open = Command::SessionOpen { id, ttl_ms: 3_600_000, label: b"" };
-    let ticket = cluster.submit(2, &open, 0);
-    cluster.wait_for(ticket, 1_000);
-    let command =
-        Command::Acquire { db: 0, resource: b"r", ttl_ms: 0, wait_ms: 0, owner: b"a", session: Some(id) };
-    let ticket = cluster.submit(2, &command, 0);
-    granted(&cluster.wait_for(ticket, 1_000));
+    let id = session_with_lock(&mut cluster, 2, 3_600_000);
     cluster.crash(1);
     cluster.crash(3);
     cluster.run_for(1_000);
@@ -176,14 +168,7 @@ fn a_session_orphaned_during_a_long_outage_ends_after_it() {
 fn a_session_orphaned_at_a_node_that_is_cut_off_ends_after_it() {
     for cut_ms in [5_000, 40_000] {
         let mut cluster = settled(3, 7);
-        let id = SessionId(77);
-        let open = Command::SessionOpen { id, ttl_ms: 3_600_000, label: b"" };
-        let ticket = cluster.submit(2, &open, 0);
-        cluster.wait_for(ticket, 1_000);
-        let command =
-            Command::Acquire { db: 0, resource: b"r", ttl_ms: 0, wait_ms: 0, owner: b"a", session: Some(id) };
-        let ticket = cluster.submit(2, &command, 0);
-        granted(&cluster.wait_for(ticket, 1_000));
+        let id = session_with_lock(&mut cluster, 2, 3_600_000);
         cluster.network().split(&[2], &[1, 3]);
         cluster.run_for(1_000);
         cluster.input(2, Input::SessionsOrphaned { ids: vec![id], grace_ms: 500, vanished: false });
@@ -192,17 +177,6 @@ fn a_session_orphaned_at_a_node_that_is_cut_off_ends_after_it() {
         cluster.run_for(60_000);
         assert!(!info(&mut cluster, 1, "r").held, "cut off for {cut_ms} ms");
     }
-}
-
-/// A session of node 2's client, with a lock for as long as it lives.
-fn session_with_lock(cluster: &mut SimCluster, id: SessionId) {
-    let open = Command::SessionOpen { id, ttl_ms: 60_000, label: b"" };
-    let ticket = cluster.submit(2, &open, 0);
-    cluster.wait_for(ticket, 1_000);
-    let command =
-        Command::Acquire { db: 0, resource: b"r", ttl_ms: 0, wait_ms: 0, owner: b"a", session: Some(id) };
-    let ticket = cluster.submit(2, &command, 0);
-    granted(&cluster.wait_for(ticket, 1_000));
 }
 
 fn keep_alive_at(cluster: &mut SimCluster, node: u64, id: SessionId) {
@@ -215,8 +189,7 @@ fn keep_alive_at(cluster: &mut SimCluster, node: u64, id: SessionId) {
 fn a_session_that_was_taken_over_outlives_what_a_node_says_late() {
     for cut_ms in [5_000, 40_000] {
         let mut cluster = settled(3, 7);
-        let id = SessionId(77);
-        session_with_lock(&mut cluster, id);
+        let id = session_with_lock(&mut cluster, 2, 60_000);
         cluster.network().split(&[2], &[1, 3]);
         cluster.run_for(1_000);
         cluster.input(2, Input::SessionsOrphaned { ids: vec![id], grace_ms: 500, vanished: false });
@@ -236,8 +209,7 @@ fn a_session_that_was_taken_over_outlives_what_a_node_says_late() {
 fn a_vanished_client_ends_its_session_unless_it_went_on_elsewhere() {
     for goes_on in [false, true] {
         let mut cluster = settled(3, 7);
-        let id = SessionId(77);
-        session_with_lock(&mut cluster, id);
+        let id = session_with_lock(&mut cluster, 2, 60_000);
         cluster.run_for(1_000);
         if goes_on {
             keep_alive_at(&mut cluster, 1, id);
@@ -253,8 +225,7 @@ fn a_vanished_client_ends_its_session_unless_it_went_on_elsewhere() {
 #[test]
 fn a_keep_alive_before_the_end_of_its_connection_takes_nothing_over() {
     let mut cluster = settled(3, 7);
-    let id = SessionId(77);
-    session_with_lock(&mut cluster, id);
+    let id = session_with_lock(&mut cluster, 2, 60_000);
     keep_alive_at(&mut cluster, 2, id);
     cluster.input(2, Input::SessionsOrphaned { ids: vec![id], grace_ms: 500, vanished: false });
     cluster.run_for(2_000);
