@@ -171,12 +171,12 @@ impl Player {
             ["touch", ref ids @ ..] => self.submit(None, &Command::SessionsTouch { ids: session_ids(ids) }),
             ["orphan", grace_ms, ref ids @ ..] => {
                 let grace_ms = number(grace_ms);
-                let orphan = Command::SessionsOrphan { ids: session_ids(ids), grace_ms, closed_ms: None };
+                let orphan = Command::SessionsOrphan { ids: session_ids(ids), grace_ms, heard_index: None };
                 self.submit(None, &orphan);
             }
-            ["orphan-since", closed_ms, grace_ms, ref ids @ ..] => {
-                let (grace_ms, closed_ms) = (number(grace_ms), Some(number(closed_ms)));
-                self.submit(None, &Command::SessionsOrphan { ids: session_ids(ids), grace_ms, closed_ms });
+            ["orphan-since", heard_index, grace_ms, ref ids @ ..] => {
+                let (grace_ms, heard_index) = (number(grace_ms), Some(number(heard_index)));
+                self.submit(None, &Command::SessionsOrphan { ids: session_ids(ids), grace_ms, heard_index });
             }
             ["start", origin] => self.submit(None, &Command::OriginStart { origin: parse_origin(origin) }),
             ["gone", origin] => self.submit(None, &Command::OriginGone { origin: parse_origin(origin) }),

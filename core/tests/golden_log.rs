@@ -175,8 +175,9 @@ fn second_samples() -> Vec<Command<'static>> {
         Command::SessionsOrphan {
             ids: [session].into_iter().collect(),
             grace_ms: 500,
-            closed_ms: Some(1_234_567),
+            heard_index: Some(1_234_567),
         },
+        Command::SessionKeepAlive { id: session, own: true },
         of_user(acquire_with("shared", "user's", 0, LockKind::Shared, b"")),
         of_user(acquire_with("shared", "user's writer", 60_000, LockKind::Exclusive, b"value")),
     ]
@@ -206,10 +207,10 @@ fn first_samples() -> Vec<Command<'static>> {
         },
         Command::ForceRelease { db: 0, resource: b"name" },
         Command::SessionOpen { id: session, ttl_ms: 10_000, label: b"label" },
-        Command::SessionKeepAlive { id: session },
+        Command::SessionKeepAlive { id: session, own: false },
         Command::SessionClose { id: session, any_user: false },
         Command::SessionsTouch { ids: ids() },
-        Command::SessionsOrphan { ids: ids(), grace_ms: 500, closed_ms: None },
+        Command::SessionsOrphan { ids: ids(), grace_ms: 500, heard_index: None },
         Command::Cancel { request },
         Command::Expire { idle_ms: 600_000 },
         Command::OriginStart { origin: ORIGIN },
@@ -255,7 +256,7 @@ fn first_samples() -> Vec<Command<'static>> {
         of_user(acquire("name", "owner", 5_000, None)),
         of_user(redis(&["SET", "of-user", "value"])),
         of_user(Command::SessionOpen { id: session, ttl_ms: 10_000, label: b"label" }),
-        of_user(Command::SessionKeepAlive { id: session }),
+        of_user(Command::SessionKeepAlive { id: session, own: false }),
         of_user(Command::SessionClose { id: session, any_user: false }),
         Command::SessionClose { id: session, any_user: true },
     ]

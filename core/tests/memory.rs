@@ -138,7 +138,7 @@ fn what_would_grow_the_state_beyond_max_memory_is_oom_and_nothing_else_is() {
         assert_eq!(node.acquire(b"lock", b"waiter", 1000), None, "a retry of one that is queued");
         let renew = Command::Renew { db: 0, resource: b"lock", fence, ttl_ms: 500 };
         assert_eq!(node.apply(renew), Some(Reply::Renewed { ttl_ms: 500 }));
-        let keep_alive = Command::SessionKeepAlive { id: SessionId(7) };
+        let keep_alive = Command::SessionKeepAlive { id: SessionId(7), own: false };
         assert_eq!(node.apply(keep_alive), Some(Reply::Int(1_000_000)));
         assert_eq!(node.run(&[b"SET", b"small0", b"", b"PX", b"100000"]), Reply::OK, "the value it has");
         assert_eq!(node.run(&[b"PEXPIRE", b"small0", b"100000"]), Reply::Int(1));

@@ -161,7 +161,10 @@ fn locks_without_an_end_are_listed_and_live_as_long_as_their_session() {
     new.now_ms += 5_000;
     assert_eq!(new.acquire("bound", "b", 1_000, None), None);
     // A client that comes back keeps it.
-    assert_eq!(new.apply(Command::SessionKeepAlive { id: SessionId(7) }), Some(Reply::Int(5_000)));
+    assert_eq!(
+        new.apply(Command::SessionKeepAlive { id: SessionId(7), own: false }),
+        Some(Reply::Int(5_000))
+    );
     new.now_ms += 5_000;
     assert_eq!(new.acquire("bound", "b", 1_000, None), None);
     new.now_ms += 1;

@@ -48,7 +48,7 @@ impl Cluster {
     }
 
     fn keep_alive(&mut self, user: UserTag, id: SessionId) -> Vec<Reply> {
-        self.run(user, &Command::SessionKeepAlive { id })
+        self.run(user, &Command::SessionKeepAlive { id, own: false })
     }
 
     fn close(&mut self, user: UserTag, id: SessionId, any_user: bool) -> Vec<Reply> {
@@ -221,14 +221,14 @@ fn commands_on_one_session_may_be_of_a_user_and_batches_may_not() {
         is_read
     };
     assert!(decodes(Command::SessionOpen { id: SESSION, ttl_ms: 1, label: b"" }));
-    assert!(decodes(Command::SessionKeepAlive { id: SESSION }));
+    assert!(decodes(Command::SessionKeepAlive { id: SESSION, own: false }));
     assert!(decodes(Command::SessionClose { id: SESSION, any_user: false }));
     assert!(decodes(Command::SessionClose { id: SESSION, any_user: true }));
     assert!(!decodes(Command::SessionsTouch { ids: [SESSION].into_iter().collect() }));
     assert!(!decodes(Command::SessionsOrphan {
         ids: [SESSION].into_iter().collect(),
         grace_ms: 1,
-        closed_ms: None
+        heard_index: None
     }));
 }
 

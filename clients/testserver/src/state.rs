@@ -151,7 +151,7 @@ impl State {
         }
         if !peer.sessions.is_empty() {
             let ids = peer.sessions.into_iter().collect();
-            self.apply(None, Command::SessionsOrphan { ids, grace_ms: GRACE_MS, closed_ms: None });
+            self.apply(None, Command::SessionsOrphan { ids, grace_ms: GRACE_MS, heard_index: None });
         }
     }
 

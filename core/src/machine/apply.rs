@@ -294,11 +294,11 @@ impl Machine {
             Command::SessionOpenWith { id, ttl_ms, label, policy, age } => {
                 Some(self.session_open(id, ttl_ms, label, (policy, age), out))
             }
-            Command::SessionKeepAlive { id } => Some(self.session_keep_alive(id, out)),
+            Command::SessionKeepAlive { id, own } => Some(self.session_keep_alive(id, own, out)),
             Command::SessionClose { id, any_user } => Some(self.session_close(id, any_user, out)),
             Command::SessionsTouch { ref ids } => Some(self.sessions_touch(ids, out)),
-            Command::SessionsOrphan { ref ids, grace_ms, closed_ms } => {
-                Some(self.sessions_orphan(ids, grace_ms, closed_ms, out))
+            Command::SessionsOrphan { ref ids, grace_ms, heard_index } => {
+                Some(self.sessions_orphan(ids, grace_ms, heard_index, out))
             }
             Command::Cancel { request } => Some(self.cancel(request, out)),
             Command::Expire { idle_ms } => Some(self.expire(idle_ms)),

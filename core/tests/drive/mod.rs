@@ -289,15 +289,19 @@ impl Writer {
             Op::Open { id, ttl_ms } => {
                 Command::SessionOpen { id: SessionId(*id), ttl_ms: *ttl_ms, label: b"l" }.encode(&mut blob);
             }
-            Op::KeepAlive { id } => Command::SessionKeepAlive { id: SessionId(*id) }.encode(&mut blob),
+            Op::KeepAlive { id } => {
+                let own = machine.cluster_version() >= version::SECOND && id % 2 == 1;
+                Command::SessionKeepAlive { id: SessionId(*id), own }.encode(&mut blob);
+            }
             Op::Close { id } => {
                 Command::SessionClose { id: SessionId(*id), any_user: false }.encode(&mut blob)
             }
             Op::Touch { ids: touched } => Command::SessionsTouch { ids: ids(touched) }.encode(&mut blob),
             Op::Orphan { ids: lost, grace_ms } => {
                 let is_known = machine.cluster_version() >= version::SECOND && grace_ms % 2 == 1;
-                let closed_ms = is_known.then(|| machine.logical_ms().saturating_sub(10 * grace_ms));
-                Command::SessionsOrphan { ids: ids(lost), grace_ms: *grace_ms, closed_ms }.encode(&mut blob);
+                let heard_index = is_known.then(|| machine.entry_index().saturating_sub(grace_ms % 16));
+                Command::SessionsOrphan { ids: ids(lost), grace_ms: *grace_ms, heard_index }
+                    .encode(&mut blob);
             }
             Op::Cancel { back } => {
                 let at = self.requests.len().saturating_sub(*back as usize + 1);

@@ -40,13 +40,10 @@ pub fn restore(args: &RestoreArgs) -> Result<(), String> {
     check_empty(&args.data)?;
     let is_made_here = !args.data.exists();
     let failed = |error: crate::storage::StorageError| error.to_string();
-    let dir = DataDir::open(&args.data).map_err(failed)?;
-    // Looked at again under the lock: another restore may have been first.
-    if dir.is_used().map_err(failed)? {
+    // A restore that is cut short must never look like a node that was not started yet. Another may have been first.
+    let Some(dir) = DataDir::begin_restore(&args.data).map_err(failed)? else {
         return Err(not_empty(&args.data));
-    }
-    // Before the backup is read: a restore that is cut short must never look like a node that was not started yet.
-    dir.begin_restore().map_err(failed)?;
+    };
     match load(args, &founders) {
         Ok(loaded) => make(args, &founders, &dir, loaded),
         Err(line) => {

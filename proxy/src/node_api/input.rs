@@ -28,8 +28,8 @@ pub enum Input {
     SessionsOrphaned {
         ids: Vec<SessionId>,
         grace_ms: u64,
-        /// Nobody saw it close: the client has not answered for long, and may have gone on elsewhere since.
-        vanished: bool,
+        /// The last entry this node had applied when it last heard of the connection.
+        heard_index: u64,
     },
     /// What this node's listeners want to receive besides replies. Initially nothing.
     Wanted(Wanted),

@@ -27,6 +27,8 @@ pub struct Outputs {
     pub published: Vec<(Bytes, Bytes)>,
     /// Reads and changes of keys, in order.
     pub key_accesses: Vec<ClientKeyAccess>,
+    /// The last entry applied.
+    pub entry_index: u64,
     /// Sessions that clients' connections were reported for and that are not there (any more).
     pub absent_sessions: Vec<SessionId>,
     /// Administrative commands called by scripts of this node's clients.

@@ -22,7 +22,7 @@ use fs2::FileExt;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Raised whenever a newer program writes what an older one would misread. 1 is what programs wrote before release 1.
@@ -91,12 +91,7 @@ pub struct DataDir {
 impl DataDir {
     /// Creates the directory where it is missing, and takes the lock.
     pub fn open(root: &Path) -> Result<DataDir, StorageError> {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(root)
-            .map_err(|e| StorageError::io_at("create data directory", root, e))?;
-        permissions::restrict_root(root)?;
+        make_root(root)?;
         let lock_path = root.join(LOCK_FILE);
         let lock = OpenOptions::new()
             .write(true)
@@ -134,9 +129,24 @@ impl DataDir {
         self.root.join("durable-mark")
     }
 
-    /// From here to [`DataDir::end_restore`] no node starts from this directory: half of a backup is an empty cluster.
-    pub fn begin_restore(&self) -> Result<(), StorageError> {
-        replace_file(&self.root, RESTORING, b"")
+    /// The directory, locked, for a restore. From here to [`DataDir::end_restore`] no node starts from it: half of a backup is an empty
+    /// cluster. So the mark is the first thing there is. `None`: somebody has used the directory.
+    pub fn begin_restore(root: &Path) -> Result<Option<DataDir>, StorageError> {
+        make_root(root)?;
+        let mark = root.join(RESTORING);
+        let failed = |e| StorageError::io_at("create", &mark, e);
+        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&mark) {
+            Ok(file) => file.sync_all().map_err(failed)?,
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
+            Err(e) => return Err(failed(e)),
+        }
+        sync_dir(root)?;
+        let opened = DataDir::open(root).and_then(|dir| Ok((!dir.is_used()?).then_some(dir)));
+        if !matches!(opened, Ok(Some(_))) {
+            // It is somebody else's.
+            let _ = fs::remove_file(&mark);
+        }
+        opened
     }
 
     pub fn end_restore(&self) -> Result<(), StorageError> {
@@ -149,17 +159,17 @@ impl DataDir {
     pub fn abandon_restore(self, with_root: bool) {
         // What cannot be removed keeps a node from starting here, and the next restore says so.
         let _ = fs::remove_dir(self.snapshots_path());
-        let _ = fs::remove_file(self.root.join(RESTORING));
         let _ = fs::remove_file(self.root.join(LOCK_FILE));
+        let _ = fs::remove_file(self.root.join(RESTORING));
         if with_root {
             let _ = fs::remove_dir(&self.root);
         }
     }
 
-    /// Whether somebody has used the directory before.
-    pub fn is_used(&self) -> Result<bool, StorageError> {
+    /// Whether somebody has used the directory, for more than a restore that begins.
+    fn is_used(&self) -> Result<bool, StorageError> {
         let failed = |e| StorageError::io_at("read", &self.root, e);
-        let ours = [LOCK_FILE, SNAPSHOTS, LOST_AND_FOUND];
+        let ours = [LOCK_FILE, SNAPSHOTS, RESTORING, LOST_AND_FOUND];
         for entry in fs::read_dir(&self.root).map_err(failed)? {
             let name = entry.map_err(failed)?.file_name();
             if !ours.iter().any(|known| name == *known) {
@@ -227,6 +237,15 @@ impl DataDir {
         let lines: String = stores.iter().map(line).collect();
         write_fields(&self.root, "PEERS", PEERS_HEAD, &lines)
     }
+}
+
+fn make_root(root: &Path) -> Result<(), StorageError> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(root)
+        .map_err(|e| StorageError::io_at("create data directory", root, e))?;
+    permissions::restrict_root(root)
 }
 
 fn bad_file(path: &Path, what: &str) -> StorageError {
@@ -306,6 +325,29 @@ mod tests {
         assert!(text.starts_with("data directory in use"), "{text}");
         drop(first);
         DataDir::open(temp.path()).unwrap();
+    }
+
+    #[test]
+    fn the_mark_of_a_restore_is_the_first_thing_in_its_directory() {
+        let temp = tempfile::tempdir().unwrap();
+        let made = temp.path().join("deep/data");
+        let held = DataDir::open(temp.path()).unwrap();
+        assert!(DataDir::begin_restore(temp.path()).is_err(), "a node runs here");
+        assert!(!temp.path().join(RESTORING).exists(), "and can be started again");
+        drop(held);
+        // Nothing more can be made in it.
+        fs::create_dir_all(&made).unwrap();
+        fs::create_dir(made.join(LOCK_FILE)).unwrap();
+        fs::write(made.join("IDENTITY"), "").unwrap();
+        assert!(DataDir::begin_restore(&made).is_err());
+        assert!(!made.join(RESTORING).exists());
+        fs::remove_dir_all(&made).unwrap();
+        let dir = DataDir::begin_restore(&made).unwrap().expect("it is new");
+        let age = |name: &str| fs::metadata(made.join(name)).unwrap().modified().unwrap();
+        assert!(age(RESTORING) <= age(LOCK_FILE) && age(RESTORING) <= age(SNAPSHOTS));
+        assert!(DataDir::begin_restore(&made).unwrap().is_none(), "another restore was first");
+        assert!(made.join(RESTORING).exists(), "which goes on");
+        dir.identity().unwrap_err();
     }
 
     #[test]

@@ -99,8 +99,9 @@ pub struct NodeConfig {
     /// A transfer without progress for this long has failed.
     pub snapshot_stall_ms: u64,
 
-    /// A learner this close to the leader's last entry becomes a voter.
+    /// A learner this close to the leader's last entry becomes a voter; or that has what was the last entry at most twice this time ago.
     pub promote_lag_entries: u64,
+    pub promote_lag_ms: u64,
     /// Longest time a shutdown may take.
     pub shutdown_ms_max: u64,
 }
@@ -156,6 +157,7 @@ impl NodeConfig {
             snapshot_window_bytes: 2 << 20,
             snapshot_stall_ms: 10_000,
             promote_lag_entries: 64,
+            promote_lag_ms: 300,
             shutdown_ms_max: 2_500,
         }
     }

@@ -242,7 +242,9 @@ impl Ask {
             Ask::Open { session, ttl_ms } => {
                 change(Command::SessionOpen { id: SessionId(*session), ttl_ms: *ttl_ms, label: b"" })
             }
-            Ask::KeepAlive { session } => change(Command::SessionKeepAlive { id: SessionId(*session) }),
+            Ask::KeepAlive { session } => {
+                change(Command::SessionKeepAlive { id: SessionId(*session), own: false })
+            }
             Ask::Close { session } => {
                 change(Command::SessionClose { id: SessionId(*session), any_user: false })
             }

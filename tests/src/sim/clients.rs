@@ -197,7 +197,8 @@ impl World {
             outcome: Outcome::Unknown,
             group: 0,
         });
-        let input = Input::SessionsOrphaned { ids: vec![SessionId(id)], grace_ms: GRACE_MS, vanished: false };
+        let input =
+            Input::SessionsOrphaned { ids: vec![SessionId(id)], grace_ms: GRACE_MS, heard_index: u64::MAX };
         let at_us = self.kernel.now_us + self.kernel.rng.between(50, 5_000);
         self.kernel.agenda.plan(at_us, SimEvent::Request { host, life, input });
     }

@@ -348,7 +348,7 @@ impl KindAsk {
                 Command::SessionOpenWith { id, ttl_ms, label, policy, age }.encode(&mut blob);
             }
             KindAsk::KeepAlive { session } => {
-                Command::SessionKeepAlive { id: SessionId(session) }.encode(&mut blob);
+                Command::SessionKeepAlive { id: SessionId(session), own: false }.encode(&mut blob);
             }
         }
         blob

@@ -3,6 +3,7 @@
 
 use super::*;
 use redfence::node_api::{AdminRequest, Role};
+use redfence_core::machine::digest::Divergence;
 use redfence_tests::sim::kernel::address;
 
 fn snapshot_index(cluster: &SimCluster, id: NodeId) -> u64 {
@@ -24,6 +25,7 @@ fn a_learner_of_a_single_voter_makes_no_snapshot() {
         config.cache_entries_max = 16;
         // It stays a learner while there is work.
         config.promote_lag_entries = 0;
+        config.promote_lag_ms = 3_600_000;
     }
     let mut stayed = 0;
     for seed in 0..6 {
@@ -130,4 +132,97 @@ fn a_follower_with_a_long_log_does_not_wait_its_turn_to_ask() {
         counted += u64::from(now != std::mem::replace(&mut last, now));
     }
     assert!(counted >= 3, "{counted} of its snapshots counted");
+}
+
+/// A single voter commits at once: many entries are on their way to a learner that is far away, however well it keeps up.
+#[test]
+fn a_far_learner_of_a_single_voter_is_promoted_under_load() {
+    for delay_us in [1_000, 45_000, 100_000] {
+        let mut cluster = settled_with(1, 3, |_| {});
+        cluster.network().delay_us = (delay_us, delay_us + 2_000);
+        cluster.add_joiner(2);
+        cluster.admin(1, AdminRequest::Add { id: 2, addr: address(2) });
+        let mut is_voter = false;
+        for n in 0..10_000 {
+            cluster.submit(1, &acquire(&format!("l{}", n % 50), "x", 20, 0), 0);
+            cluster.run_for(1);
+            is_voter |= role(&cluster, 1, 2) == Some(Role::Follower);
+        }
+        assert!(is_voter, "{delay_us} us away");
+    }
+}
+
+/// Two voters differ, and the operator removes one. What the other stored at that digest is why they differ: it does not count.
+#[test]
+fn a_snapshot_that_was_found_to_differ_counts_no_more_when_its_voter_is_alone() {
+    fn eager(config: &mut NodeConfig) {
+        config.snapshot_entries = 200;
+        config.log_keep_entries = 10;
+        config.cache_entries_max = 16;
+    }
+    for seed in 0..3 {
+        let mut cluster = settled_with(2, seed, eager);
+        let keep = leader(&cluster);
+        let other = 3 - keep;
+        let full = |cluster: &SimCluster| cluster.node(keep).unwrap().status().digests.full_index;
+        take(&mut cluster, keep, "kept", "k", 600_000_000);
+        let (before, was) = (snapshot_index(&cluster, keep), full(&cluster));
+        // A cell is wrong for a moment.
+        cluster.diverge(keep, Divergence::State(5));
+        for _ in 0..3_000 {
+            if full(&cluster) != was {
+                break;
+            }
+            cluster.submit(keep, &acquire("busy", "b", 20, 0), 0);
+            cluster.run_for(3);
+        }
+        cluster.diverge(keep, Divergence::State(5_u64.wrapping_neg()));
+        let differs_at = full(&cluster);
+        cluster.run_for(1_500);
+        assert!(cluster.node(keep).unwrap().status().digests.no_majority, "seed {seed}: they differ");
+        let remove = cluster.admin(keep, AdminRequest::Remove { id: other });
+        assert_eq!(cluster.wait_for(remove, 8_000), Reply::OK);
+        cluster.run_for(5_000);
+        let now = snapshot_index(&cluster, keep);
+        assert_ne!(now, differs_at, "seed {seed}: it counts");
+        assert!(now > before, "seed {seed}: another takes its place");
+        let ticket = cluster.submit(keep, &acquire("busy", "b", 20, 0), 0);
+        assert!(!cluster.wait_for(ticket, 6_000).is_error(), "seed {seed}");
+    }
+}
+
+/// Its log grows. That refuses nobody, and the others do not digest without end for its sake.
+#[test]
+fn a_broken_disk_costs_the_others_little() {
+    fn bounded(config: &mut NodeConfig) {
+        config.snapshot_entries = 200;
+        config.unconfirmed_entries_max = 1_000;
+        config.log_keep_entries = 10;
+        config.cache_entries_max = 16;
+    }
+    let digests_with = |broken: &[NodeId]| {
+        let mut cluster = settled_with(3, 3, bounded);
+        for id in broken {
+            cluster.refuse_snapshots(*id, true);
+        }
+        let (mut digests, mut last) = (0, 0);
+        for second in 0..900 {
+            for name in 0..20 {
+                cluster.submit(1 + name % 3, &acquire(&format!("l{name}"), "x", 20, 0), 0);
+                cluster.run_for(50);
+                let now = cluster.node(1).unwrap().status().digests.full_index;
+                digests += u64::from(now != std::mem::replace(&mut last, now));
+            }
+            for at in 1..=3 {
+                let ticket = cluster.submit(at, &acquire("s", "s", 100, 0), 0);
+                assert!(
+                    !cluster.wait_for(ticket, 8_000).is_error(),
+                    "{broken:?}: refused in second {second}"
+                );
+            }
+        }
+        digests
+    };
+    let (healthy, one, all) = (digests_with(&[]), digests_with(&[1]), digests_with(&[1, 2, 3]));
+    assert!(one <= healthy + healthy / 8 && all < healthy / 2, "{one}, {all} of {healthy} in 15 minutes");
 }

@@ -61,6 +61,7 @@ pub(crate) mod tag {
     pub(crate) const FORCE_RELEASE_ONE: u8 = 29;
     pub(crate) const SESSION_OPEN_WITH: u8 = 30;
     pub(crate) const SESSIONS_ORPHAN_SINCE: u8 = 31;
+    pub(crate) const SESSION_KEEP_ALIVE_OWN: u8 = 32;
     /// Far from the numbers of real commands.
     #[cfg(feature = "next-version")]
     pub(crate) const NEXT: u8 = 200;
@@ -191,8 +192,8 @@ impl<'a> Command<'a> {
                 put_varint(out, *ttl_ms);
                 put_bytes(out, label);
             }
-            Command::SessionKeepAlive { id } => {
-                out.push(tag::SESSION_KEEP_ALIVE);
+            Command::SessionKeepAlive { id, own } => {
+                out.push(if *own { tag::SESSION_KEEP_ALIVE_OWN } else { tag::SESSION_KEEP_ALIVE });
                 put_session(out, *id);
             }
             Command::SessionClose { id, any_user } => {
@@ -204,12 +205,12 @@ impl<'a> Command<'a> {
                 out.push(tag::SESSIONS_TOUCH);
                 put_sessions(out, ids);
             }
-            Command::SessionsOrphan { ids, grace_ms, closed_ms } => {
-                match closed_ms {
+            Command::SessionsOrphan { ids, grace_ms, heard_index } => {
+                match heard_index {
                     None => out.push(tag::SESSIONS_ORPHAN),
-                    Some(closed_ms) => {
+                    Some(heard_index) => {
                         out.push(tag::SESSIONS_ORPHAN_SINCE);
-                        put_varint(out, *closed_ms);
+                        put_varint(out, *heard_index);
                     }
                 }
                 put_varint(out, *grace_ms);
@@ -446,16 +447,17 @@ fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
             ttl_ms: reader.varint()?,
             label: reader.bytes()?,
         },
-        tag::SESSION_KEEP_ALIVE => Command::SessionKeepAlive { id: read_session(reader)? },
+        tag::SESSION_KEEP_ALIVE => Command::SessionKeepAlive { id: read_session(reader)?, own: false },
+        tag::SESSION_KEEP_ALIVE_OWN => Command::SessionKeepAlive { id: read_session(reader)?, own: true },
         tag::SESSION_CLOSE => Command::SessionClose { id: read_session(reader)?, any_user: reader.flag()? },
         tag::SESSIONS_TOUCH => Command::SessionsTouch { ids: read_sessions(reader)? },
         tag::SESSIONS_ORPHAN => Command::SessionsOrphan {
-            closed_ms: None,
+            heard_index: None,
             grace_ms: reader.varint()?,
             ids: read_sessions(reader)?,
         },
         tag::SESSIONS_ORPHAN_SINCE => Command::SessionsOrphan {
-            closed_ms: Some(reader.varint()?),
+            heard_index: Some(reader.varint()?),
             grace_ms: reader.varint()?,
             ids: read_sessions(reader)?,
         },

@@ -106,6 +106,8 @@ pub enum Command<'a> {
     },
     SessionKeepAlive {
         id: SessionId,
+        /// By the connection that opened it (cluster version 2): it takes nothing over.
+        own: bool,
     },
     /// `any_user`: asked for by an administrator, whoever opened the session.
     SessionClose {
@@ -121,9 +123,9 @@ pub enum Command<'a> {
     SessionsOrphan {
         ids: SmallVec<[SessionId; 4]>,
         grace_ms: u64,
-        /// Logical time of its node when it closed (cluster version 2). A session that an explicit keep-alive reached later is not
-        /// touched: this command may come long after it, from a node that was cut off.
-        closed_ms: Option<u64>,
+        /// The last entry its node had applied when it last heard of the connection (cluster version 2). A session that somebody else
+        /// has kept alive since then is not touched: this command may come long after it.
+        heard_index: Option<u64>,
     },
     /// The client behind `request` is gone: leave the queue. A grant already made stands. A request that was not applied yet
     /// is remembered as answered nil, so that one which comes late queues nobody.

@@ -139,7 +139,7 @@ fn session_work<'a>(
             })
         }
         SessionCommand::KeepAlive(id) => {
-            MachineWork::Change(Command::SessionKeepAlive { id: session_id(id)? })
+            MachineWork::Change(Command::SessionKeepAlive { id: session_id(id)?, own: false })
         }
         SessionCommand::Close(id) => {
             let any_user = context.sessions == SessionScope::All;

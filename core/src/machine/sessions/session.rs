@@ -34,8 +34,8 @@ pub(crate) struct Session {
     /// The connection that opened it is closed. Touches count no more: they were on their way when it was closed. Only an
     /// explicit keep-alive takes the session over.
     pub(crate) orphaned: bool,
-    /// Logical time of its last explicit keep-alive, from cluster version 2 on; 0: none.
-    pub(crate) kept_ms: u64,
+    /// The entry in which somebody else than the connection that opened it last kept it alive, from cluster version 2 on; 0: none.
+    pub(crate) kept_index: u64,
     /// Locks it holds, in the order of their grants.
     pub(crate) locks: List<Lock>,
     /// Its holds of locks in other modes than exclusive, in the order of their grants.
@@ -75,13 +75,13 @@ impl Image for Session {
         if self.policy != SessionPolicy::Detect
             || self.age != SessionAge::default()
             || self.holders != List::EMPTY
-            || self.kept_ms != 0
+            || self.kept_index != 0
         {
             self.holders.write(out);
             out.push(self.policy as u8);
             put_varint(out, self.age.asked);
             put_varint(out, self.age.order);
-            put_varint(out, self.kept_ms);
+            put_varint(out, self.kept_index);
         }
     }
 
@@ -105,7 +105,7 @@ impl Image for Session {
             ttl_ms,
             deadline_ms,
             orphaned: flags & ORPHANED_FLAG != 0,
-            kept_ms: 0,
+            kept_index: 0,
             locks: List::read(reader)?,
             waiters: List::read(reader)?,
             holders: List::EMPTY,
@@ -117,7 +117,7 @@ impl Image for Session {
             session.holders = List::read(reader)?;
             session.policy = read_policy(reader)?;
             session.age = SessionAge { asked: reader.varint()?, order: reader.varint()? };
-            session.kept_ms = reader.varint()?;
+            session.kept_index = reader.varint()?;
         }
         Some(session)
     }
@@ -152,7 +152,7 @@ impl Machine {
         let deadline_ms = self.deadline_after(ttl_ms);
         let (locks, waiters) = (List::EMPTY, List::EMPTY);
         let label = label.into();
-        let (orphaned, kept_ms, queue_entries) = (false, 0, 0);
+        let (orphaned, kept_index, queue_entries) = (false, 0, 0);
         let (holders, age) = (List::EMPTY, self.next_session_age(age));
         let slot = self.sessions.insert(Session {
             id,
@@ -161,7 +161,7 @@ impl Machine {
             ttl_ms,
             deadline_ms,
             orphaned,
-            kept_ms,
+            kept_index,
             locks,
             waiters,
             holders,
@@ -188,12 +188,19 @@ impl Machine {
         }
     }
 
-    pub(crate) fn session_keep_alive(&mut self, id: SessionId, out: &mut Applied) -> Reply {
+    /// `own`: it came by the connection that opened the session, and is no more than any other command there: it may have been on its
+    /// way when that was closed.
+    pub(crate) fn session_keep_alive(&mut self, id: SessionId, own: bool, out: &mut Applied) -> Reply {
         match self.own_session(id, out) {
+            Some(slot) if own => {
+                self.touch_session(slot);
+                Reply::Int(self.sessions[slot].ttl_ms as i64)
+            }
             Some(slot) => {
                 self.set_orphaned(slot, false);
                 if self.upgrade.version >= version::SECOND {
-                    self.sessions.edit(slot).kept_ms = self.clock.logical_ms;
+                    // Behind every entry that was applied before this one.
+                    self.sessions.edit(slot).kept_index = self.entry_index() + 1;
                 }
                 self.set_session_deadline(slot, self.deadline_after(self.sessions[slot].ttl_ms));
                 Reply::Int(self.sessions[slot].ttl_ms as i64)
@@ -205,27 +212,32 @@ impl Machine {
     /// Nodes batch touches, so one may be applied after the command that says the connection is closed.
     pub(crate) fn sessions_touch(&mut self, ids: &[SessionId], out: &mut Applied) -> Reply {
         for id in ids {
-            let live = self.live_session(*id, out);
-            if let Some(slot) = live.filter(|slot| !self.sessions[*slot].orphaned) {
-                self.set_session_deadline(slot, self.deadline_after(self.sessions[slot].ttl_ms));
+            if let Some(slot) = self.live_session(*id, out) {
+                self.touch_session(slot);
             }
         }
         Reply::OK
     }
 
-    /// Grace can only bring the end nearer. An explicit keep-alive sets it back to the full ttl, also one that came before this, if it
-    /// was later than `closed_ms`.
+    fn touch_session(&mut self, slot: SessionSlot) {
+        if !self.sessions[slot].orphaned {
+            self.set_session_deadline(slot, self.deadline_after(self.sessions[slot].ttl_ms));
+        }
+    }
+
+    /// Grace can only bring the end nearer. A keep-alive of somebody else sets it back to the full ttl, also one that came before this, if
+    /// it was later than `heard_index`.
     pub(crate) fn sessions_orphan(
         &mut self,
         ids: &[SessionId],
         grace_ms: u64,
-        closed_ms: Option<u64>,
+        heard_index: Option<u64>,
         out: &mut Applied,
     ) -> Reply {
         for id in ids {
             let live = self.live_session(*id, out);
             let is_taken_over =
-                |slot: &SessionSlot| closed_ms.is_some_and(|at_ms| self.sessions[*slot].kept_ms > at_ms);
+                |slot: &SessionSlot| heard_index.is_some_and(|heard| self.sessions[*slot].kept_index > heard);
             if let Some(slot) = live.filter(|slot| !is_taken_over(slot)) {
                 self.set_orphaned(slot, true);
                 let grace_end_ms = match grace_ms {

@@ -64,8 +64,6 @@ pub struct Client {
     pub watches_upstream: bool,
     /// Sessions this connection opened: any command here keeps them alive, its end orphans them.
     pub sessions: Option<Arc<ConnectionSessions>>,
-    /// Its host has not answered for so long that the connection was given up.
-    pub vanished: bool,
     /// Commands in flight that wait.
     pub waits: Waits,
     pub subscriptions: Option<Box<Subscriptions>>,
@@ -215,7 +213,6 @@ impl Client {
             watched_bytes: 0,
             watches_upstream: false,
             sessions: None,
-            vanished: false,
             waits: Waits::default(),
             subscriptions: None,
             tracking: None,
@@ -307,7 +304,7 @@ impl Client {
     /// The connection ends: its sessions have the grace time to be taken over.
     pub fn leave_sessions(&mut self, session_keepalive: &SessionKeepalive) {
         if let Some(sessions) = self.sessions.take() {
-            session_keepalive.unregister(&sessions, self.vanished);
+            session_keepalive.unregister(&sessions);
         }
     }
 

@@ -75,10 +75,12 @@ pub struct ConnectionSessions {
     reported_ms: AtomicU64,
     /// One more was refused.
     is_full: AtomicBool,
+    /// The last entry the node had applied when bytes last came from the client.
+    heard_index: AtomicU64,
 }
 
 impl ConnectionSessions {
-    fn new(number: u64) -> ConnectionSessions {
+    fn new(number: u64, heard_index: u64) -> ConnectionSessions {
         ConnectionSessions {
             number,
             all: Mutex::default(),
@@ -88,7 +90,13 @@ impl ConnectionSessions {
             shortest_ttl_ms: AtomicU64::new(u64::MAX),
             reported_ms: AtomicU64::new(0),
             is_full: AtomicBool::new(false),
+            heard_index: AtomicU64::new(heard_index),
         }
+    }
+
+    /// Bytes came from the client.
+    pub fn heard(&self, entry_index: u64) {
+        self.heard_index.store(entry_index, Ordering::Relaxed);
     }
 
     fn touch(&self) {
@@ -305,7 +313,7 @@ impl SessionKeepalive {
     #[must_use]
     pub fn register(&self) -> Arc<ConnectionSessions> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let sessions = Arc::new(ConnectionSessions::new(number));
+        let sessions = Arc::new(ConnectionSessions::new(number, self.tier2.entry_index()));
         self.connections.lock().expect("mutex poisoned").insert(number, Arc::clone(&sessions));
         sessions
     }
@@ -364,12 +372,12 @@ impl SessionKeepalive {
     }
 
     /// The connection is closed: its sessions die after the grace time unless somebody keeps them alive.
-    pub fn unregister(&self, sessions: &ConnectionSessions, vanished: bool) {
+    pub fn unregister(&self, sessions: &ConnectionSessions) {
         self.connections.lock().expect("mutex poisoned").remove(&sessions.number);
         self.short.lock().expect("mutex poisoned").remove(&sessions.number);
         let all = std::mem::take(&mut *sessions.all());
         let ids = all.into_iter().map(|own| own.id).collect();
-        self.tier2.orphan_sessions(ids, self.grace_ms, vanished);
+        self.tier2.orphan_sessions(ids, self.grace_ms, sessions.heard_index.load(Ordering::Relaxed));
     }
 
     fn report(&self) {
@@ -441,7 +449,7 @@ mod tests {
     use super::*;
 
     fn with_ttl(ttl_ms: u64) -> ConnectionSessions {
-        let sessions = ConnectionSessions::new(1);
+        let sessions = ConnectionSessions::new(1, 0);
         sessions.set_waiting(true);
         open(&sessions, 1, ttl_ms, 10_000);
         sessions
@@ -479,7 +487,7 @@ mod tests {
     #[test]
     fn a_report_is_bounded_and_connections_with_few_sessions_come_first() {
         let holder = |first: u64, count: u64, reported_ms: u64| {
-            let sessions = Arc::new(ConnectionSessions::new(first));
+            let sessions = Arc::new(ConnectionSessions::new(first, 0));
             for id in first..first + count {
                 open(&sessions, id, 10_000, reported_ms);
             }
@@ -498,7 +506,7 @@ mod tests {
     #[test]
     fn long_sessions_do_not_stand_before_one_that_would_end() {
         let holder = |first: u64, count: u64, ttl_ms: u64, reported_ms: u64| {
-            let sessions = Arc::new(ConnectionSessions::new(first));
+            let sessions = Arc::new(ConnectionSessions::new(first, 0));
             (first..first + count).for_each(|id| open(&sessions, id, ttl_ms, reported_ms));
             sessions
         };
@@ -547,7 +555,7 @@ mod tests {
     fn connections_with_many_sessions_make_no_others_wait() {
         let line = Line::default();
         let holder = |first: u64, count: u64| {
-            let sessions = Arc::new(ConnectionSessions::new(first));
+            let sessions = Arc::new(ConnectionSessions::new(first, 0));
             for id in first..first + count {
                 open(&sessions, id, 5, 10_000);
             }

@@ -25,7 +25,7 @@ use redfence_core::grammar::{errors, fence, Request};
 use redfence_core::machine::marks::check_guarded;
 use redfence_core::machine::request::{self, MachineWork, RequestContext};
 use redfence_core::machine::settings::{Setting, SettingsCommand};
-use redfence_core::machine::version::UpgradeCommand;
+use redfence_core::machine::version::{self, UpgradeCommand};
 use redfence_core::machine::{put_user, Command, GrantOf, Query};
 use redfence_core::reply::{Refusal, Reply};
 use redfence_core::types::{LockKind, OwnerIdentity, SessionId};
@@ -148,7 +148,8 @@ impl CommandContext {
                 let pending = self.server.tier2.query_for(&self.client.account, owned(&query));
                 (Source::Tier2(pending), IfAbandoned::Nothing)
             }
-            Ok(MachineWork::Change(command)) => {
+            Ok(MachineWork::Change(mut command)) => {
+                self.mark_own_keep_alive(&mut command);
                 let version = self.version_to_come(&command);
                 if version.is_some() {
                     in_flight = InFlight::Alone;
@@ -274,6 +275,14 @@ impl CommandContext {
         let session_keepalive = &self.server.session_keepalive;
         let sessions = self.client.sessions.get_or_insert_with(|| session_keepalive.register());
         session_keepalive.add(sessions, id, ttl_ms)
+    }
+
+    /// On the connection that opened the session it is a command like any other, which takes nothing over.
+    fn mark_own_keep_alive(&self, command: &mut Command<'_>) {
+        if let Command::SessionKeepAlive { id, own } = command {
+            let is_here = self.client.sessions.as_ref().is_some_and(|sessions| sessions.has(*id));
+            *own = is_here && self.server.tier2.status().cluster_version >= version::SECOND;
+        }
     }
 
     // ---- the node itself ----

@@ -99,6 +99,8 @@ impl Connection {
     pub async fn run(mut self) {
         std::future::poll_fn(|context| self.poll(context)).await;
         if self.closing && !self.client_closed {
+            // It has ended for the client, who may read that before the lingering is over.
+            self.context.client.leave_sessions(&self.context.server.session_keepalive);
             self.linger().await;
         }
     }

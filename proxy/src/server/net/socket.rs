@@ -48,21 +48,19 @@ impl Connection {
             match Pin::new(&mut self.stream).poll_read(context, &mut buffer) {
                 Poll::Pending => return Ok(false),
                 Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(error)) => return Err(self.gone(&error)),
+                Poll::Ready(Err(_)) => return Err(Disconnect),
             }
             let bytes = buffer.filled();
             if bytes.is_empty() {
                 return self.on_client_closed().map(|()| true);
             }
+            if let Some(sessions) = &self.context.client.sessions {
+                sessions.heard(self.context.server.tier2.entry_index());
+            }
             let taken = if held == 0 && goes_on { self.process(bytes)? } else { 0 };
             self.held.extend_from_slice(&bytes[taken..]);
             Ok(true)
         })
-    }
-
-    fn gone(&mut self, error: &std::io::Error) -> Disconnect {
-        self.context.client.vanished |= error.kind() == std::io::ErrorKind::TimedOut;
-        Disconnect
     }
 
     /// The client sends no more. What it waits for is pointless; what is about to be answered is still answered.
@@ -110,8 +108,7 @@ impl Connection {
         if let Some(socket) = self.stream.socket() {
             let ready = std::pin::pin!(socket.ready(Interest::READABLE)).poll(context);
             if matches!(ready, Poll::Ready(Ok(ready)) if ready.is_read_closed()) {
-                let error = socket.take_error().ok().flatten();
-                return Err(error.map_or(Disconnect, |error| self.gone(&error)));
+                return Err(Disconnect);
             }
         }
         if self.timer.is_none() {
@@ -146,7 +143,7 @@ impl Connection {
                     self.context.replies.out_at += count;
                     self.has_written(count);
                 }
-                Poll::Ready(Err(error)) => return Err(self.gone(&error)),
+                Poll::Ready(Err(_)) => return Err(Disconnect),
                 Poll::Ready(Ok(_)) => return Err(Disconnect),
             }
         }
@@ -169,8 +166,7 @@ impl Connection {
                     self.has_written(count);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
-                Err(error) => return Err(self.gone(&error)),
-                Ok(_) => return Err(Disconnect),
+                Err(_) | Ok(_) => return Err(Disconnect),
             }
         }
         self.context.replies.release_sent();

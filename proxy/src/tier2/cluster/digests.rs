@@ -204,9 +204,10 @@ impl Node {
 
     /// So much of the log is unconfirmed, and therefore cannot be compacted, that no more may come.
     pub(in crate::tier2) fn is_log_unconfirmed(&self) -> bool {
-        // Where none waits yet, one begins as soon as the others make their digest: that is asked for at once.
+        // Where none waits yet, one begins as soon as the others make their digest: that is asked for at once. Where the disk takes no
+        // snapshot, nobody else can help: the log grows until one is stored.
         self.snapshots.has_unconfirmed() && self.is_log_long(1)
-            || self.waits_for_checkpoint() && self.is_log_long(2)
+            || self.waits_for_checkpoint() && !self.snapshots.has_failed() && self.is_log_long(2)
     }
 
     /// Whether the log behind the last confirmed snapshot is longer than so many times its limit.
@@ -526,7 +527,8 @@ impl Node {
         let since_ms = *self.digests.due_since_ms.get_or_insert(now_ms);
         self.digests.due_since_ms = is_due.then_some(since_ms);
         // The leader's comes first: mostly there are snapshots due at the others, too.
-        let is_urgent = is_due && (self.snapshots.backups.wait() || self.is_log_long(1));
+        let is_urgent =
+            is_due && !self.snapshots.has_failed() && (self.snapshots.backups.wait() || self.is_log_long(1));
         let patience_ms = if is_urgent { 0 } else { self.patience_ms() };
         let is_busy = self.digests.is_walking() || self.snapshots.is_walking();
         let may_ask = !self.machine.is_single_voter() && self.leader() != 0 && !self.removed;

@@ -54,6 +54,8 @@ pub(super) struct HandleShared {
     routing_version: AtomicU64,
     /// As in the status: asked for every command.
     is_quarantined: AtomicBool,
+    /// The last entry applied.
+    entry_index: AtomicU64,
     demand: Arc<Demand>,
     absent_sessions: Mutex<Vec<SessionId>>,
     metrics: Arc<NodeMetrics>,
@@ -74,6 +76,7 @@ pub fn connect(timeout_ms: u64) -> (Tier2Handle, NodeEndpoint) {
         status: Mutex::default(),
         routing_version: AtomicU64::new(0),
         is_quarantined: AtomicBool::new(false),
+        entry_index: AtomicU64::new(0),
         demand: Arc::default(),
         absent_sessions: Mutex::default(),
         metrics: Arc::default(),
@@ -158,9 +161,9 @@ impl Tier2Handle {
     }
 
     /// The connections that opened these sessions are closed.
-    pub fn orphan_sessions(&self, ids: Vec<SessionId>, grace_ms: u64, vanished: bool) {
+    pub fn orphan_sessions(&self, ids: Vec<SessionId>, grace_ms: u64, heard_index: u64) {
         if !ids.is_empty() {
-            self.shared.inbox.push_report(Input::SessionsOrphaned { ids, grace_ms, vanished });
+            self.shared.inbox.push_report(Input::SessionsOrphaned { ids, grace_ms, heard_index });
         }
     }
 
@@ -180,6 +183,12 @@ impl Tier2Handle {
     #[must_use]
     pub fn is_quarantined(&self) -> bool {
         self.shared.is_quarantined.load(Ordering::Relaxed)
+    }
+
+    /// The last entry that this node has applied: that of every answer it has given, or a later one.
+    #[must_use]
+    pub fn entry_index(&self) -> u64 {
+        self.shared.entry_index.load(Ordering::Acquire)
     }
 
     /// How long a request waits for its outcome before it is answered `UNAVAILABLE` or `INDETERMINATE`.
@@ -386,6 +395,7 @@ impl NodeEndpoint {
 
     /// Hands out replies, events and status, and takes them out of `outputs`.
     pub fn deliver(&mut self, outputs: &mut Outputs) {
+        self.shared.entry_index.store(outputs.entry_index, Ordering::Release);
         if let Some(status) = outputs.status.take() {
             self.shared.is_quarantined.store(status.role == Role::Quarantined, Ordering::Relaxed);
             self.shared.routing_version.store(status.routing_version, Ordering::Release);

@@ -3,7 +3,7 @@
 
 use crate::node_api::{AdminRequest, NodeId, PeerMessage, Ticket};
 use crate::tier2::cluster::membership::{self, Goal, GOALS_MAX};
-use crate::tier2::node::Node;
+use crate::tier2::node::{LastIndexes, Node};
 use crate::tier2::refusals;
 use crate::tier2::requests::encoded;
 use raft::eraftpb::ConfChangeV2;
@@ -14,6 +14,10 @@ use redfence_core::reply::Reply;
 
 /// A goal is worked on this often.
 const GOAL_RETRY_MS: u64 = 200;
+/// A node that was declared gone is declared gone again after this time, if the first declaration was lost.
+const GONE_AGAIN_MS: u64 = 500;
+/// Under load, what has been idle for too long is forgotten this often.
+const FORGET_EVERY_MS: u64 = 100;
 
 impl Node {
     pub(in crate::tier2) fn run_leader_tasks(&mut self) {
@@ -21,6 +25,7 @@ impl Node {
         self.walk_digest();
         if self.is_leader() {
             self.expire_due();
+            self.forget_due();
         }
         let now_ms = self.now.monotonic_ms();
         if now_ms < self.leader_tasks_due_ms {
@@ -67,13 +72,26 @@ impl Node {
         let since_stamp_ms = self.clock.since_stamp_ms(self.now).unwrap_or(0);
         let carries_clock =
             self.machine.next_due_ms().is_some() && since_stamp_ms >= self.config.clock_entry_ms;
-        let forgets = nothing_under_way
-            && since_stamp_ms >= self.config.tick_ms
-            && self.machine.oldest_idle_ms().is_some_and(|since_ms| since_ms + idle_ms <= logical_ms);
-        let folds = nothing_under_way
-            && since_stamp_ms >= self.config.tick_ms
-            && self.machine.next_mark_fold_ms().is_some_and(|at_ms| at_ms <= logical_ms);
-        if ends || carries_clock || forgets || folds {
+        if ends || carries_clock {
+            self.stage.push_unnumbered(encoded(&Command::Expire { idle_ms }));
+        }
+    }
+
+    /// Forgets free locks and old marks. Also under load, where something is always under way: one that comes before the last was applied
+    /// does nothing.
+    fn forget_due(&mut self) {
+        let now_ms = self.now.monotonic_ms();
+        let Some(logical_ms) = self.clock.logical_ms() else { return };
+        let is_idle = self.stage.is_empty() && self.entries_under_way() == 0;
+        let every_ms = if is_idle { self.config.tick_ms } else { FORGET_EVERY_MS };
+        if now_ms < self.forgot_ms + every_ms || self.is_quarantined() {
+            return;
+        }
+        let idle_ms = self.idle_retention_ms();
+        let forgets = self.machine.oldest_idle_ms().is_some_and(|since_ms| since_ms + idle_ms <= logical_ms);
+        let folds = self.machine.next_mark_fold_ms().is_some_and(|at_ms| at_ms <= logical_ms);
+        if forgets || folds {
+            self.forgot_ms = now_ms;
             self.stage.push_unnumbered(encoded(&Command::Expire { idle_ms }));
         }
     }
@@ -81,7 +99,7 @@ impl Node {
     /// Removes the waiters of a node that is unreachable for too long, or no longer a member, from lock queues.
     fn declare_gone(&mut self) {
         let now_ms = self.now.monotonic_ms();
-        if !self.stage.is_empty() || self.entries_under_way() > 0 || self.is_quarantined() {
+        if now_ms < self.gone_due_ms || self.is_quarantined() {
             return;
         }
         let own = self.config.id;
@@ -100,6 +118,7 @@ impl Node {
             })
             .collect();
         for origin in gone {
+            self.gone_due_ms = now_ms + GONE_AGAIN_MS;
             tracing::warn!(?origin, "node declared gone: its waiting requests leave the lock queues");
             self.stage.push_unnumbered(encoded(&Command::OriginGone { origin }));
         }
@@ -122,13 +141,22 @@ impl Node {
             return;
         }
         let last_index = self.raw.raft.raft_log.last_index();
+        let (now_ms, every_ms) = (self.now.monotonic_ms(), self.config.promote_lag_ms);
+        let since_ms = now_ms - self.last_indexes.looked_ms;
+        if since_ms >= every_ms {
+            // Else nothing is known of the time before.
+            let before = if since_ms < 2 * every_ms { self.last_indexes.then } else { u64::MAX };
+            self.last_indexes = LastIndexes { looked_ms: now_ms, then: last_index, before };
+        }
         let lag = self.config.promote_lag_entries;
+        // Entries that are on their way are many where the network is slow and one voter commits them by itself.
+        let recent_index = last_index.saturating_sub(lag).min(self.last_indexes.before);
         let ready = self.membership.iter().filter(|member| !member.voter).find(|member| {
             !self.is_diverged(member.id)
                 && self.raw.raft.prs().get(member.id).is_some_and(|progress| {
                     progress.recent_active
                         && progress.state == ProgressState::Replicate
-                        && progress.matched + lag >= last_index
+                        && progress.matched >= recent_index
                 })
         });
         if let Some(id) = ready.map(|member| member.id) {

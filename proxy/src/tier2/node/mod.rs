@@ -52,13 +52,22 @@ use redfence_core::types::{Origin, SessionId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A turn that comes so much later than it was wanted shows that the process did not run.
-const ASLEEP_US: u64 = 1_000_000;
+const ASLEEP_US: u64 = 100_000;
+
+/// The last entry of the log when it was looked at, and the time before that.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LastIndexes {
+    pub(super) looked_ms: u64,
+    pub(super) then: u64,
+    /// `u64::MAX`: not known.
+    pub(super) before: u64,
+}
 
 /// A time in which the process did not run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gap {
     /// What had been applied when it began.
-    pub(super) logical_ms: u64,
+    pub(super) entry_index: u64,
     pub(super) ended_ms: u64,
 }
 
@@ -124,6 +133,9 @@ pub struct Node {
     /// A moved commit index, to be written with the next task: it need not be durable.
     pub(super) lazy_hard_state: Option<HardState>,
     pub(super) leader_tasks_due_ms: u64,
+    pub(super) forgot_ms: u64,
+    pub(super) gone_due_ms: u64,
+    pub(super) last_indexes: LastIndexes,
     pub(super) removed: bool,
     pub(super) stopping: Option<ShutdownState>,
     pub(super) status: ClusterStatus,
@@ -210,6 +222,9 @@ impl Node {
             persist: PersistQueue::default(),
             lazy_hard_state: None,
             leader_tasks_due_ms: 0,
+            forgot_ms: 0,
+            gone_due_ms: 0,
+            last_indexes: LastIndexes { looked_ms: 0, then: u64::MAX, before: u64::MAX },
             removed: false,
             stopping: None,
             status: ClusterStatus::default(),
@@ -272,8 +287,8 @@ impl Node {
                 self.note_absent_sessions(&ids);
                 self.submit_touches(&ids);
             }
-            Input::SessionsOrphaned { ids, grace_ms, vanished } => {
-                self.on_orphaned(&ids, grace_ms, vanished);
+            Input::SessionsOrphaned { ids, grace_ms, heard_index } => {
+                self.on_orphaned(&ids, grace_ms, heard_index);
             }
             Input::Wanted(wanted) => self.machine.set_wanted(wanted),
             Input::Users(hash) => self.users = hash,
@@ -309,6 +324,7 @@ impl Node {
             self.work_on_snapshots();
             self.continue_shutdown();
             self.publish();
+            self.out.entry_index = self.machine.entry_index();
             self.out.wake_at_us = self.wake_at_us();
             self.woken_at_us = self.out.wake_at_us;
             self.out.wake_filter = self.wake_filter();
@@ -374,7 +390,11 @@ impl Node {
         self.now = now;
         let is_late = self.woken_at_us > 0 && now.monotonic_us > self.woken_at_us + ASLEEP_US;
         if is_late && !self.machine.is_single_voter() {
-            self.last_gap = Some(Gap { logical_ms: self.machine.logical_ms(), ended_ms: now.monotonic_ms() });
+            let ended_ms = now.monotonic_ms();
+            // What was closed in the one before it may not have been seen yet.
+            let before = self.gap_until(ended_ms);
+            let entry_index = before.map_or(self.machine.entry_index(), |gap| gap.entry_index);
+            self.last_gap = Some(Gap { entry_index, ended_ms });
         }
         self.woken_at_us = 0;
         self.led_ms.get_or_insert(now.monotonic_ms());

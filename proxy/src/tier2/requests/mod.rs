@@ -8,7 +8,7 @@ pub(super) mod staging;
 
 use crate::metrics::Queue;
 use crate::node_api::{Forward, Forwarded, NodeId, OwnedQuery, PeerMessage, Read, Submit, Ticket};
-use crate::tier2::node::Node;
+use crate::tier2::node::{Gap, Node};
 use crate::tier2::refusals;
 use crate::tier2::requests::pending::{OverdueRequest, TimeoutOutcome, WithdrawOutcome};
 use crate::tier2::requests::reads::{count_reply, ReadyRead};
@@ -35,7 +35,7 @@ const STAMP_JITTER_MS_MAX: u64 = 5;
 const READS_WORK_MAX: u64 = 200_000;
 /// How long the node tries to get most commands of its own into the log.
 const OWN_TIMEOUT_MS: u64 = 30_000;
-/// Connections that were closed while the process did not run are seen to be closed within this time.
+/// What came while the process did not run is read within this time.
 const SEEN_AFTER_GAP_MS: u64 = 500;
 /// Sessions in one batched keep-alive.
 const TOUCH_IDS_MAX: usize = 8_192;
@@ -137,7 +137,7 @@ impl Node {
     }
 
     /// `grace_ms` is this node's own flag: it counts until the cluster's settings are founded.
-    pub(super) fn on_orphaned(&mut self, ids: &[SessionId], grace_ms: u64, vanished: bool) {
+    pub(super) fn on_orphaned(&mut self, ids: &[SessionId], grace_ms: u64, heard_index: u64) {
         let settings = self.machine.settings();
         let grace_ms = if settings.founded { settings.session_grace_ms } else { grace_ms };
         let now_ms = self.now.monotonic_ms();
@@ -147,17 +147,22 @@ impl Node {
             let deadline_ms = if has_room { u64::MAX } else { now_ms + OWN_TIMEOUT_MS };
             // It may come long after somebody else has taken the session over: it says from when it is.
             let is_known = self.machine.cluster_version() >= version::SECOND;
-            let closed_ms = is_known.then(|| if vanished { 0 } else { self.closed_ms() });
-            let command = Command::SessionsOrphan { ids: ids.iter().copied().collect(), grace_ms, closed_ms };
+            let heard_index = is_known.then(|| self.heard_index(heard_index));
+            let command =
+                Command::SessionsOrphan { ids: ids.iter().copied().collect(), grace_ms, heard_index };
             self.pending.submit_own(encoded(&command), now_ms, deadline_ms);
         }
     }
 
-    /// The logical time at which a connection was closed that is seen to be closed now. A node that did not run for a while sees it late.
-    fn closed_ms(&self) -> u64 {
-        let now_ms = self.now.monotonic_ms();
-        let gap = self.last_gap.filter(|gap| now_ms < gap.ended_ms + SEEN_AFTER_GAP_MS);
-        gap.map_or(self.machine.logical_ms(), |gap| gap.logical_ms)
+    /// What a node hears right after it did not run for a while may have come before that.
+    fn heard_index(&self, heard_index: u64) -> u64 {
+        let gap = self.gap_until(self.now.monotonic_ms());
+        heard_index.min(gap.map_or(self.machine.entry_index(), |gap| gap.entry_index))
+    }
+
+    /// A time in which the process did not run, and that is not long over.
+    pub(super) fn gap_until(&self, now_ms: u64) -> Option<Gap> {
+        self.last_gap.filter(|gap| now_ms < gap.ended_ms + SEEN_AFTER_GAP_MS)
     }
 
     /// Submits the session keep-alives received since the last time as one command.

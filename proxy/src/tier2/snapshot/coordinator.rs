@@ -19,7 +19,7 @@ use redfence_core::mutant;
 
 /// Snapshots one start of a node can make before file names would repeat.
 const ID_BITS: u32 = 24;
-/// After a failed write, the next try waits this long.
+/// After a failed write, the next try waits this long; after each that follows twice as long, up to the usual time between two digests.
 const RETRY_MS: u64 = 5_000;
 
 pub(in crate::tier2) struct Snapshots {
@@ -43,6 +43,8 @@ pub(in crate::tier2) struct Snapshots {
     /// A new member cannot be brought in with the snapshot there is.
     wanted: bool,
     not_before_ms: u64,
+    /// Of the last writes of our own.
+    failed_in_a_row: u32,
     /// Files to delete once the task that names their successor is durable.
     discard: Vec<(SnapshotId, u64)>,
 }
@@ -63,6 +65,7 @@ impl Snapshots {
             applied_bytes: 0,
             wanted: false,
             not_before_ms: 0,
+            failed_in_a_row: 0,
             discard: Vec::new(),
         }
     }
@@ -103,6 +106,11 @@ impl Snapshots {
         if let Some(waiting) = self.unconfirmed.as_mut().filter(|waiting| waiting.meta.at.index == index) {
             waiting.is_confirmed = waiting.at_checkpoint;
         }
+    }
+
+    /// The disk did not take our last one.
+    pub(in crate::tier2) fn has_failed(&self) -> bool {
+        self.failed_in_a_row > 0
     }
 
     /// Whether a stored one waits to be confirmed.
@@ -400,7 +408,10 @@ impl Node {
             }
             self.snapshots.bytes_since = self.snapshots.log_bytes;
             self.metering.snapshot_ends(SnapshotStep::Write, self.config.id, false, self.now.monotonic_us);
-            self.snapshots.not_before_ms = self.now.monotonic_ms() + RETRY_MS;
+            let retry_ms = (RETRY_MS << self.snapshots.failed_in_a_row.min(8))
+                .min(RETRY_MS.max(self.config.checkpoint_ms));
+            self.snapshots.not_before_ms = self.now.monotonic_ms() + retry_ms;
+            self.snapshots.failed_in_a_row += 1;
         }
         if let Some(receiving) = self.snapshots.receiving.take_if(|receiving| receiving.id() == id) {
             self.out.send.push((receiving.from(), receiving.failed()));
@@ -412,6 +423,7 @@ impl Node {
     /// not what was written now.
     fn keep_until_confirmed(&mut self) {
         let Some(making) = self.snapshots.making.take() else { return };
+        self.snapshots.failed_in_a_row = 0;
         self.metering.snapshot_ends(SnapshotStep::Write, self.config.id, true, self.now.monotonic_us);
         self.snapshots.unconfirmed = Some(making.into_stored());
         self.snapshot_waits();
@@ -426,8 +438,10 @@ impl Node {
         };
         let (is_confirmed, index) = (*is_confirmed, meta.at.index);
         let may_count = is_confirmed && self.is_digest_agreed();
-        if !may_count && !self.is_only_voter() && !self.is_set_apart_for_good() {
-            let is_in_vain = !at_checkpoint || !is_confirmed && self.is_never_confirmed(index);
+        let is_alone = self.is_only_voter();
+        if !may_count && !(is_alone && !at_checkpoint) && !self.is_set_apart_for_good() {
+            // Of a voter that is alone now: it may differ from that of a voter that was removed for this.
+            let is_in_vain = !at_checkpoint || !is_confirmed && (is_alone || self.is_never_confirmed(index));
             if !self.is_quarantined() && is_in_vain {
                 self.drop_unconfirmed();
             }
