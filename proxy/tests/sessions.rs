@@ -222,3 +222,50 @@ fn connections_with_many_active_sessions_end_none_of_others() {
         "{entries} entries for {rounds} rounds of PINGs: no session is reported again and again"
     );
 }
+
+/// A session that is taken over lives on; one that is not ends soon after its connection.
+fn is_alive_after(client: &mut Client, session: &str) -> bool {
+    std::thread::sleep(Duration::from_millis(1_500));
+    client.ask(&["LOCK.SESSION", "INFO", session]).contains(session)
+}
+
+/// The client reads that its connection has ended before the node is through with it.
+#[test]
+fn a_session_that_is_taken_over_after_quit_lives_on() {
+    let node = Node::start(&[]);
+    let mut other = node.connect();
+    let mut client = node.connect();
+    let session = open(&mut client, "60000");
+    client.ask(&["QUIT"]);
+    assert_eq!(other.ask(&["LOCK.SESSION", "KEEPALIVE", &session]), "60000");
+    // Our side stays open, and the node lingers.
+    assert!(is_alive_after(&mut other, &session));
+    drop(client);
+    assert!(is_alive_after(&mut other, &session));
+}
+
+#[test]
+fn a_session_is_taken_over_by_another_connection_alone_and_after_the_last_command() {
+    let node = Node::start(&[]);
+    let mut other = node.connect();
+    await_that("cluster version 2", || other.ask(&["LOCK.CLUSTER", "VERSION"]).contains('2'));
+    for (by_itself, then_active, is_taken_over) in
+        [(true, false, false), (true, true, false), (false, false, true), (false, true, false)]
+    {
+        let mut client = node.connect();
+        let session = open(&mut client, "60000");
+        // Its last words are those before.
+        std::thread::sleep(Duration::from_millis(300));
+        let by = if by_itself { &mut client } else { &mut other };
+        assert_eq!(by.ask(&["LOCK.SESSION", "KEEPALIVE", &session]), "60000");
+        if then_active {
+            for _ in 0..50 {
+                client.ask(&["PING"]);
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        drop(client);
+        let name = format!("by itself {by_itself}, then active {then_active}");
+        assert_eq!(is_alive_after(&mut other, &session), is_taken_over, "{name}");
+    }
+}

@@ -52,8 +52,44 @@ const SESSIONS_AT_ONCE_MAX: usize = 1024;
 /// A connection without room for another session is reported this often: some of its sessions may have ended.
 const FULL_REPORT_MS: u64 = 1_000;
 
+/// Bytes that come so shortly before the end of a connection may have been on their way for as long as that end was.
+const LAST_WORDS_MS: u64 = 200;
+
 /// Sessions one connection may have opened that have not ended. One more is refused.
 pub const SESSIONS_PER_CONNECTION_MAX: usize = 1024;
+
+/// When bytes came from a client: as the last entry that the node had applied then.
+#[derive(Debug)]
+struct Heard {
+    last_ms: u64,
+    last_index: u64,
+    /// Of the first bytes within the current [`LAST_WORDS_MS`], and of the first within those before them.
+    window_ms: u64,
+    window_index: u64,
+    before_index: u64,
+}
+
+impl Heard {
+    fn new(index: u64) -> Heard {
+        Heard { last_ms: 0, last_index: index, window_ms: 0, window_index: index, before_index: index }
+    }
+
+    fn note(&mut self, index: u64, now_ms: u64) {
+        (self.last_ms, self.last_index) = (now_ms, index);
+        if now_ms >= self.window_ms + LAST_WORDS_MS {
+            self.before_index = self.window_index;
+            (self.window_ms, self.window_index) = (now_ms, index);
+        }
+    }
+
+    /// What had been applied when the client was last heard for certain, if its connection ends now.
+    fn until(&self, now_ms: u64) -> u64 {
+        match now_ms >= self.last_ms + LAST_WORDS_MS {
+            true => self.last_index,
+            false => self.before_index,
+        }
+    }
+}
 
 #[derive(Clone, Copy, Debug)]
 struct OwnSession {
@@ -75,8 +111,7 @@ pub struct ConnectionSessions {
     reported_ms: AtomicU64,
     /// One more was refused.
     is_full: AtomicBool,
-    /// The last entry the node had applied when bytes last came from the client.
-    heard_index: AtomicU64,
+    heard: Mutex<Heard>,
 }
 
 impl ConnectionSessions {
@@ -90,13 +125,13 @@ impl ConnectionSessions {
             shortest_ttl_ms: AtomicU64::new(u64::MAX),
             reported_ms: AtomicU64::new(0),
             is_full: AtomicBool::new(false),
-            heard_index: AtomicU64::new(heard_index),
+            heard: Mutex::new(Heard::new(heard_index)),
         }
     }
 
     /// Bytes came from the client.
-    pub fn heard(&self, entry_index: u64) {
-        self.heard_index.store(entry_index, Ordering::Relaxed);
+    pub fn heard(&self, entry_index: u64, now_ms: u64) {
+        self.heard.lock().expect("mutex poisoned").note(entry_index, now_ms);
     }
 
     fn touch(&self) {
@@ -377,7 +412,8 @@ impl SessionKeepalive {
         self.short.lock().expect("mutex poisoned").remove(&sessions.number);
         let all = std::mem::take(&mut *sessions.all());
         let ids = all.into_iter().map(|own| own.id).collect();
-        self.tier2.orphan_sessions(ids, self.grace_ms, sessions.heard_index.load(Ordering::Relaxed));
+        let heard_index = sessions.heard.lock().expect("mutex poisoned").until(self.clock.monotonic_ms());
+        self.tier2.orphan_sessions(ids, self.grace_ms, heard_index);
     }
 
     fn report(&self) {
@@ -458,6 +494,22 @@ mod tests {
     fn open(sessions: &ConnectionSessions, id: u64, ttl_ms: u64, now_ms: u64) {
         assert!(sessions.add(SessionId(id), ttl_ms, now_ms));
         sessions.opened(SessionId(id));
+    }
+
+    #[test]
+    fn what_comes_with_the_end_says_nothing_of_when_the_client_was_there() {
+        let mut heard = Heard::new(5);
+        assert_eq!(heard.until(0), 5);
+        heard.note(10, 1_000);
+        assert_eq!((heard.until(1_199), heard.until(1_200)), (5, 10));
+        heard.note(20, 4_000);
+        heard.note(21, 4_100);
+        assert_eq!((heard.until(4_299), heard.until(4_300)), (10, 21));
+        // Without a pause: never older than two windows.
+        for at_ms in 4_101..10_000 {
+            heard.note(at_ms, at_ms);
+        }
+        assert!((9_599..=9_799).contains(&heard.until(10_000)), "{}", heard.until(10_000));
     }
 
     #[test]

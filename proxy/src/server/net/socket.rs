@@ -55,7 +55,8 @@ impl Connection {
                 return self.on_client_closed().map(|()| true);
             }
             if let Some(sessions) = &self.context.client.sessions {
-                sessions.heard(self.context.server.tier2.entry_index());
+                let now_ms = self.context.server.now_us() / 1_000;
+                sessions.heard(self.context.server.tier2.entry_index(), now_ms);
             }
             let taken = if held == 0 && goes_on { self.process(bytes)? } else { 0 };
             self.held.extend_from_slice(&bytes[taken..]);

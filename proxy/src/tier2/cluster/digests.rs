@@ -331,8 +331,11 @@ impl Node {
 
     /// The snapshot whose records were hashed cannot be stored: the rest of the state is hashed without it.
     pub(in crate::tier2) fn walk_on(&mut self, index: u64) {
-        self.digests.walk = Some((index, self.now.monotonic_ms()));
+        let now_ms = self.now.monotonic_ms();
+        self.digests.walk = Some((index, now_ms));
         self.digests.slice = self.machine.digest_slice();
+        // How long the disk kept it says nothing of a walk.
+        self.digests.walk_began_ms = now_ms;
     }
 
     /// A snapshot has taken the place of the state: what was computed on the old one says nothing any more.
