@@ -234,6 +234,7 @@ fn is_alive_after(client: &mut Client, session: &str) -> bool {
 fn a_session_that_is_taken_over_after_quit_lives_on() {
     let node = Node::start(&[]);
     let mut other = node.connect();
+    await_that("cluster version 2", || other.ask(&["LOCK.CLUSTER", "VERSION"]).contains('2'));
     let mut client = node.connect();
     let session = open(&mut client, "60000");
     client.ask(&["QUIT"]);
