@@ -142,9 +142,10 @@ impl DataDir {
         }
         sync_dir(root)?;
         let opened = DataDir::open(root).and_then(|dir| Ok((!dir.is_used()?).then_some(dir)));
-        if !matches!(opened, Ok(Some(_))) {
+        if matches!(opened, Ok(None) | Err(StorageError::InUse(_))) {
             // It is somebody else's.
-            let _ = fs::remove_file(&mark);
+            fs::remove_file(&mark).map_err(|e| StorageError::io_at("delete", &mark, e))?;
+            sync_dir(root)?;
         }
         opened
     }
@@ -335,12 +336,15 @@ mod tests {
         assert!(DataDir::begin_restore(temp.path()).is_err(), "a node runs here");
         assert!(!temp.path().join(RESTORING).exists(), "and can be started again");
         drop(held);
-        // Nothing more can be made in it.
         fs::create_dir_all(&made).unwrap();
-        fs::create_dir(made.join(LOCK_FILE)).unwrap();
         fs::write(made.join("IDENTITY"), "").unwrap();
-        assert!(DataDir::begin_restore(&made).is_err());
+        assert!(DataDir::begin_restore(&made).unwrap().is_none(), "it is used");
         assert!(!made.join(RESTORING).exists());
+        fs::remove_dir_all(&made).unwrap();
+        // Nothing more can be made in it.
+        fs::create_dir_all(made.join(LOCK_FILE)).unwrap();
+        assert!(DataDir::begin_restore(&made).is_err());
+        assert!(made.join(RESTORING).exists(), "nobody starts here");
         fs::remove_dir_all(&made).unwrap();
         let dir = DataDir::begin_restore(&made).unwrap().expect("it is new");
         let age = |name: &str| fs::metadata(made.join(name)).unwrap().modified().unwrap();

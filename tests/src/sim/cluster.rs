@@ -116,6 +116,12 @@ impl SimCluster {
         self.kernel.host(id).mood.refuses_snapshots = refuses;
     }
 
+    /// When a disk last refused a snapshot.
+    #[must_use]
+    pub fn snapshot_refused_us(&self) -> Option<u64> {
+        self.kernel.snapshot_refused_us
+    }
+
     /// From now on every disk takes up to so long to sync.
     pub fn slow_disks(&mut self, sync_us_max: u64) {
         for host in self.kernel.hosts.values_mut() {

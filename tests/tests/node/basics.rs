@@ -272,6 +272,27 @@ fn waiters_of_a_process_that_has_ended_leave_soon() {
     }
 }
 
+/// What the others said meanwhile is read after it runs again. So is a leader of two that is frozen, and a whole cluster.
+#[test]
+fn a_leader_that_did_not_run_takes_nobody_for_lost() {
+    for (nodes, all) in [(2, false), (3, true)] {
+        let mut cluster = settled(nodes, 7);
+        let (at, other) = (leader(&cluster), follower(&cluster));
+        take(&mut cluster, at, "r", "holder", 600_000);
+        let first = wait_in_line(&mut cluster, other, "r", "first", 300_000);
+        cluster.run_for(200);
+        wait_in_line(&mut cluster, at, "r", "second", 300_000);
+        cluster.run_for(200);
+        let frozen: Vec<NodeId> = cluster.ids().into_iter().filter(|id| all || *id == at).collect();
+        frozen.iter().for_each(|id| cluster.pause(*id));
+        cluster.run_for(11_000);
+        frozen.iter().for_each(|id| cluster.resume(*id));
+        cluster.run_for(3_000);
+        assert_eq!(info(&mut cluster, other, "r").waiters, 2, "{nodes} nodes");
+        assert!(cluster.answer(first).is_none(), "{nodes} nodes: it waits in its place");
+    }
+}
+
 /// The cluster is never without an entry under way.
 #[test]
 fn waiters_of_a_lost_node_leave_and_idle_names_are_forgotten_under_load() {

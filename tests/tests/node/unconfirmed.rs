@@ -226,3 +226,37 @@ fn a_broken_disk_costs_the_others_little() {
     let (healthy, one, all) = (digests_with(&[]), digests_with(&[1]), digests_with(&[1, 2, 3]));
     assert!(one <= healthy + healthy / 8 && all < healthy / 2, "{one}, {all} of {healthy} in 15 minutes");
 }
+
+/// Its log is behind that of the others, and its disk takes no snapshot.
+#[test]
+fn a_snapshot_that_cannot_be_stored_is_asked_for_now_and_then() {
+    fn short(config: &mut NodeConfig) {
+        config.snapshot_entries = 60;
+        config.log_keep_entries = 10;
+        config.cache_entries_max = 16;
+    }
+    let mut cluster = settled_with(3, 3, short);
+    let (at, behind) = (leader(&cluster), follower(&cluster));
+    cluster.crash(behind);
+    for _ in 0..400 {
+        cluster.submit(at, &acquire("busy", "b", 20, 0), 0);
+        cluster.run_for(20);
+    }
+    cluster.start(behind);
+    cluster.refuse_snapshots(behind, true);
+    cluster.run_for(60_000);
+    let (mut tries, mut last) = (0, cluster.snapshot_refused_us());
+    for _ in 0..3_000 {
+        cluster.run_for(100);
+        tries += u64::from(
+            cluster.snapshot_refused_us() != std::mem::replace(&mut last, cluster.snapshot_refused_us()),
+        );
+    }
+    assert!((3..=20).contains(&tries), "{tries} tries in five minutes");
+    cluster.refuse_snapshots(behind, false);
+    let caught_up = |cluster: &SimCluster| {
+        let applied = |id| cluster.node(id).map_or(0, |node| node.applied_index());
+        applied(behind) >= applied(at)
+    };
+    assert!(cluster.run_until(90_000, caught_up));
+}

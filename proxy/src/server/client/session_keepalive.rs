@@ -52,41 +52,61 @@ const SESSIONS_AT_ONCE_MAX: usize = 1024;
 /// A connection without room for another session is reported this often: some of its sessions may have ended.
 const FULL_REPORT_MS: u64 = 1_000;
 
-/// Bytes that come so shortly before the end of a connection may have been on their way for as long as that end was.
-const LAST_WORDS_MS: u64 = 200;
+/// What comes so shortly before the end of a connection may have been on its way for as long as that end, also where it was answered in
+/// pieces.
+const LAST_WORDS_MS: u64 = 1_000;
+/// How exactly reads are remembered, and how many.
+const READS_EVERY_MS: u64 = 250;
+const READS_MAX: usize = 6;
 
 /// Sessions one connection may have opened that have not ended. One more is refused.
 pub const SESSIONS_PER_CONNECTION_MAX: usize = 1024;
 
-/// When bytes came from a client: as the last entry that the node had applied then.
+/// What is known of when a client was last there, by the log: after the last entry applied when a reply was written before it sent
+/// something more. When its bytes are read says little: the network, or this process, may have kept them for long.
 #[derive(Debug)]
 struct Heard {
+    /// Oldest first, not empty.
+    reads: VecDeque<Read>,
+}
+
+/// Of the reads within [`READS_EVERY_MS`] the first and the last.
+#[derive(Clone, Copy, Debug)]
+struct Read {
+    first_ms: u64,
+    first_index: u64,
     last_ms: u64,
     last_index: u64,
-    /// Of the first bytes within the current [`LAST_WORDS_MS`], and of the first within those before them.
-    window_ms: u64,
-    window_index: u64,
-    before_index: u64,
 }
 
 impl Heard {
     fn new(index: u64) -> Heard {
-        Heard { last_ms: 0, last_index: index, window_ms: 0, window_index: index, before_index: index }
+        let opened = Read { first_ms: 0, first_index: index, last_ms: 0, last_index: index };
+        Heard { reads: VecDeque::from([opened]) }
     }
 
+    /// `index`: the last entry applied when the last reply was written.
     fn note(&mut self, index: u64, now_ms: u64) {
-        (self.last_ms, self.last_index) = (now_ms, index);
-        if now_ms >= self.window_ms + LAST_WORDS_MS {
-            self.before_index = self.window_index;
-            (self.window_ms, self.window_index) = (now_ms, index);
+        match self.reads.back_mut().filter(|read| now_ms < read.first_ms + READS_EVERY_MS) {
+            Some(read) => (read.last_ms, read.last_index) = (now_ms, index),
+            None => {
+                if self.reads.len() == READS_MAX {
+                    self.reads.pop_front();
+                }
+                let (first_ms, first_index) = (now_ms, index);
+                self.reads.push_back(Read { first_ms, first_index, last_ms: now_ms, last_index: index });
+            }
         }
     }
 
-    /// What had been applied when the client was last heard for certain, if its connection ends now.
-    fn until(&self, now_ms: u64) -> u64 {
-        match now_ms >= self.last_ms + LAST_WORDS_MS {
-            true => self.last_index,
-            false => self.before_index,
+    /// If the connection ended at this time.
+    fn until(&self, ended_ms: u64) -> u64 {
+        let before_ms = ended_ms.saturating_sub(LAST_WORDS_MS);
+        let certain = self.reads.iter().rev().find(|read| read.first_ms <= before_ms);
+        match certain.or(self.reads.front()) {
+            Some(read) if read.last_ms <= before_ms => read.last_index,
+            Some(read) => read.first_index,
+            None => 0,
         }
     }
 }
@@ -112,6 +132,10 @@ pub struct ConnectionSessions {
     /// One more was refused.
     is_full: AtomicBool,
     heard: Mutex<Heard>,
+    /// The last entry applied when a reply was last written.
+    written_index: AtomicU64,
+    /// When the client, or this side, ended the connection; 0: not yet. What is in flight may be waited for.
+    ended_ms: AtomicU64,
 }
 
 impl ConnectionSessions {
@@ -126,12 +150,26 @@ impl ConnectionSessions {
             reported_ms: AtomicU64::new(0),
             is_full: AtomicBool::new(false),
             heard: Mutex::new(Heard::new(heard_index)),
+            written_index: AtomicU64::new(heard_index),
+            ended_ms: AtomicU64::new(0),
         }
     }
 
     /// Bytes came from the client.
-    pub fn heard(&self, entry_index: u64, now_ms: u64) {
-        self.heard.lock().expect("mutex poisoned").note(entry_index, now_ms);
+    pub fn heard(&self, now_ms: u64) {
+        let index = self.written_index.load(Ordering::Relaxed);
+        self.heard.lock().expect("mutex poisoned").note(index, now_ms);
+    }
+
+    /// Bytes of replies were written. `entry_index`: the last entry applied.
+    pub fn written(&self, entry_index: u64) {
+        self.written_index.store(entry_index, Ordering::Relaxed);
+    }
+
+    /// No more is heard.
+    pub fn ended(&self, now_ms: u64) {
+        // Only the first time counts.
+        let _ = self.ended_ms.compare_exchange(0, now_ms.max(1), Ordering::Relaxed, Ordering::Relaxed);
     }
 
     fn touch(&self) {
@@ -412,7 +450,9 @@ impl SessionKeepalive {
         self.short.lock().expect("mutex poisoned").remove(&sessions.number);
         let all = std::mem::take(&mut *sessions.all());
         let ids = all.into_iter().map(|own| own.id).collect();
-        let heard_index = sessions.heard.lock().expect("mutex poisoned").until(self.clock.monotonic_ms());
+        sessions.ended(self.clock.monotonic_ms());
+        let ended_ms = sessions.ended_ms.load(Ordering::Relaxed);
+        let heard_index = sessions.heard.lock().expect("mutex poisoned").until(ended_ms);
         self.tier2.orphan_sessions(ids, self.grace_ms, heard_index);
     }
 
@@ -500,16 +540,29 @@ mod tests {
     fn what_comes_with_the_end_says_nothing_of_when_the_client_was_there() {
         let mut heard = Heard::new(5);
         assert_eq!(heard.until(0), 5);
-        heard.note(10, 1_000);
-        assert_eq!((heard.until(1_199), heard.until(1_200)), (5, 10));
-        heard.note(20, 4_000);
-        heard.note(21, 4_100);
-        assert_eq!((heard.until(4_299), heard.until(4_300)), (10, 21));
-        // Without a pause: never older than two windows.
-        for at_ms in 4_101..10_000 {
+        heard.note(10, 10_000);
+        assert_eq!((heard.until(10_999), heard.until(11_000)), (5, 10));
+        heard.note(20, 40_000);
+        heard.note(21, 40_100);
+        assert_eq!((heard.until(40_999), heard.until(41_000), heard.until(41_100)), (10, 20, 21));
+        // Without a pause: as exact, and never much older than has to be.
+        for at_ms in 50_000..60_000 {
             heard.note(at_ms, at_ms);
         }
-        assert!((9_599..=9_799).contains(&heard.until(10_000)), "{}", heard.until(10_000));
+        assert!((58_749..=59_000).contains(&heard.until(60_000)), "{}", heard.until(60_000));
+        assert!(heard.reads.len() <= READS_MAX);
+    }
+
+    #[test]
+    fn a_command_counts_as_of_the_reply_before_it() {
+        let sessions = ConnectionSessions::new(1, 5);
+        sessions.written(7);
+        sessions.heard(10_000);
+        sessions.written(90);
+        sessions.ended(12_000);
+        sessions.ended(99_000);
+        assert_eq!(sessions.ended_ms.load(Ordering::Relaxed), 12_000);
+        assert_eq!(sessions.heard.lock().unwrap().until(12_000), 7);
     }
 
     #[test]

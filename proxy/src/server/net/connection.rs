@@ -297,6 +297,9 @@ impl Connection {
 
     /// The client has taken bytes. Small replies to one that holds much are no progress.
     pub(in crate::server) fn has_written(&mut self, bytes: usize) {
+        if let Some(sessions) = &self.context.client.sessions {
+            sessions.written(self.context.server.tier2.entry_index());
+        }
         if self.reported_bytes == 0 {
             return;
         }

@@ -55,8 +55,7 @@ impl Connection {
                 return self.on_client_closed().map(|()| true);
             }
             if let Some(sessions) = &self.context.client.sessions {
-                let now_ms = self.context.server.now_us() / 1_000;
-                sessions.heard(self.context.server.tier2.entry_index(), now_ms);
+                sessions.heard(self.context.server.now_us() / 1_000);
             }
             let taken = if held == 0 && goes_on { self.process(bytes)? } else { 0 };
             self.held.extend_from_slice(&bytes[taken..]);
@@ -67,6 +66,7 @@ impl Connection {
     /// The client sends no more. What it waits for is pointless; what is about to be answered is still answered.
     fn on_client_closed(&mut self) -> Result<(), Disconnect> {
         self.client_closed = true;
+        self.note_end();
         if self.context.replies.wait_for_client() || self.context.client.subscription_count() > 0 {
             return Err(Disconnect);
         }
@@ -74,9 +74,17 @@ impl Connection {
         Ok(())
     }
 
+    /// Its sessions may be taken over from now on.
+    fn note_end(&self) {
+        if let Some(sessions) = &self.context.client.sessions {
+            sessions.ended(self.context.server.now_us() / 1_000);
+        }
+    }
+
     /// No more commands: the connection ends when the replies are sent, or when nobody reads them.
     pub(in crate::server) fn begin_close(&mut self) {
         self.closing = true;
+        self.note_end();
         self.timer = Some(Box::pin(tokio::time::sleep(LAST_READS_WITHIN)));
     }
 

@@ -63,14 +63,6 @@ pub(super) struct LastIndexes {
     pub(super) before: u64,
 }
 
-/// A time in which the process did not run.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Gap {
-    /// What had been applied when it began.
-    pub(super) entry_index: u64,
-    pub(super) ended_ms: u64,
-}
-
 /// Ticks made up for after a stall. More would start elections that the messages of the same turn make unnecessary.
 const TICKS_PER_TURN_MAX: u64 = 3;
 /// No Ready is begun after so much CPU time in one turn. Scripts, which may take long, are measured anyway; else the thread's clock
@@ -124,7 +116,6 @@ pub struct Node {
     pub(super) led_ms: Option<u64>,
     /// When the last turn wanted to be followed by another; 0 once it was.
     woken_at_us: u64,
-    pub(super) last_gap: Option<Gap>,
     failover: Option<Failover>,
     pub(super) peer_refusals: PeerRefusals,
     pub(super) snapshots: Snapshots,
@@ -214,7 +205,6 @@ impl Node {
             refused_ms: BTreeMap::new(),
             led_ms: None,
             woken_at_us: 0,
-            last_gap: None,
             failover: None,
             peer_refusals: PeerRefusals::default(),
             snapshots: Snapshots::new(boot),
@@ -388,13 +378,13 @@ impl Node {
 
     fn observe(&mut self, now: Now) {
         self.now = now;
-        let is_late = self.woken_at_us > 0 && now.monotonic_us > self.woken_at_us + ASLEEP_US;
-        if is_late && !self.machine.is_single_voter() {
-            let ended_ms = now.monotonic_ms();
-            // What was closed in the one before it may not have been seen yet.
-            let before = self.gap_until(ended_ms);
-            let entry_index = before.map_or(self.machine.entry_index(), |gap| gap.entry_index);
-            self.last_gap = Some(Gap { entry_index, ended_ms });
+        let late_us =
+            if self.woken_at_us > 0 { now.monotonic_us.saturating_sub(self.woken_at_us) } else { 0 };
+        if late_us > ASLEEP_US {
+            // Nobody was silent while nobody listened: what they said is read after this.
+            for heard_ms in self.heard_ms.values_mut() {
+                *heard_ms = (*heard_ms + late_us / 1_000).min(now.monotonic_ms());
+            }
         }
         self.woken_at_us = 0;
         self.led_ms.get_or_insert(now.monotonic_ms());

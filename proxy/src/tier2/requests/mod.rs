@@ -8,7 +8,7 @@ pub(super) mod staging;
 
 use crate::metrics::Queue;
 use crate::node_api::{Forward, Forwarded, NodeId, OwnedQuery, PeerMessage, Read, Submit, Ticket};
-use crate::tier2::node::{Gap, Node};
+use crate::tier2::node::Node;
 use crate::tier2::refusals;
 use crate::tier2::requests::pending::{OverdueRequest, TimeoutOutcome, WithdrawOutcome};
 use crate::tier2::requests::reads::{count_reply, ReadyRead};
@@ -35,8 +35,6 @@ const STAMP_JITTER_MS_MAX: u64 = 5;
 const READS_WORK_MAX: u64 = 200_000;
 /// How long the node tries to get most commands of its own into the log.
 const OWN_TIMEOUT_MS: u64 = 30_000;
-/// What came while the process did not run is read within this time.
-const SEEN_AFTER_GAP_MS: u64 = 500;
 /// Sessions in one batched keep-alive.
 const TOUCH_IDS_MAX: usize = 8_192;
 
@@ -147,22 +145,11 @@ impl Node {
             let deadline_ms = if has_room { u64::MAX } else { now_ms + OWN_TIMEOUT_MS };
             // It may come long after somebody else has taken the session over: it says from when it is.
             let is_known = self.machine.cluster_version() >= version::SECOND;
-            let heard_index = is_known.then(|| self.heard_index(heard_index));
+            let heard_index = is_known.then(|| heard_index.min(self.machine.entry_index()));
             let command =
                 Command::SessionsOrphan { ids: ids.iter().copied().collect(), grace_ms, heard_index };
             self.pending.submit_own(encoded(&command), now_ms, deadline_ms);
         }
-    }
-
-    /// What a node hears right after it did not run for a while may have come before that.
-    fn heard_index(&self, heard_index: u64) -> u64 {
-        let gap = self.gap_until(self.now.monotonic_ms());
-        heard_index.min(gap.map_or(self.machine.entry_index(), |gap| gap.entry_index))
-    }
-
-    /// A time in which the process did not run, and that is not long over.
-    pub(super) fn gap_until(&self, now_ms: u64) -> Option<Gap> {
-        self.last_gap.filter(|gap| now_ms < gap.ended_ms + SEEN_AFTER_GAP_MS)
     }
 
     /// Submits the session keep-alives received since the last time as one command.

@@ -21,6 +21,8 @@ use redfence_core::mutant;
 const ID_BITS: u32 = 24;
 /// After a failed write, the next try waits this long; after each that follows twice as long, up to the usual time between two digests.
 const RETRY_MS: u64 = 5_000;
+/// The same for one that is received.
+const RECEIVE_RETRY_MS: u64 = 1_000;
 
 pub(in crate::tier2) struct Snapshots {
     next_id: u64,
@@ -45,6 +47,8 @@ pub(in crate::tier2) struct Snapshots {
     not_before_ms: u64,
     /// Of the last writes of our own.
     failed_in_a_row: u32,
+    receive_not_before_ms: u64,
+    receives_failed_in_a_row: u32,
     /// Files to delete once the task that names their successor is durable.
     discard: Vec<(SnapshotId, u64)>,
 }
@@ -66,6 +70,8 @@ impl Snapshots {
             wanted: false,
             not_before_ms: 0,
             failed_in_a_row: 0,
+            receive_not_before_ms: 0,
+            receives_failed_in_a_row: 0,
             discard: Vec::new(),
         }
     }
@@ -333,6 +339,10 @@ impl Node {
 
     /// A transfer of another snapshot begins. False: it is refused.
     fn begin_receiving(&mut self, from: NodeId, chunk: &SnapshotChunk) -> bool {
+        if self.now.monotonic_ms() < self.snapshots.receive_not_before_ms {
+            // The disk took none a moment ago. The sender asks again every second.
+            return false;
+        }
         self.drop_receiving();
         let id = self.snapshots.next_id();
         let (now_ms, versions) = (self.now.monotonic_ms(), self.config.versions);
@@ -388,6 +398,7 @@ impl Node {
         if self.snapshots.making.as_ref().is_some_and(|making| making.id() == id) {
             self.keep_until_confirmed();
         } else if self.snapshots.receiving.as_ref().is_some_and(|receiving| receiving.id() == id) {
+            self.snapshots.receives_failed_in_a_row = 0;
             self.offer_received();
         } else {
             // Dropped meanwhile.
@@ -396,8 +407,11 @@ impl Node {
     }
 
     pub(in crate::tier2) fn on_snapshot_failed(&mut self, id: SnapshotId, reason: &str) {
-        tracing::error!(reason, "storing a snapshot failed; it will be retried");
+        let (now_us, now_ms) = (self.now.monotonic_us, self.now.monotonic_ms());
+        let most_ms = RETRY_MS.max(self.config.checkpoint_ms);
+        let again_ms = |first_ms: u64, times: u32| now_ms + (first_ms << times.min(8)).min(most_ms);
         if self.snapshots.making.as_ref().is_some_and(|making| making.id() == id) {
+            tracing::error!(reason, "storing a snapshot failed; it will be retried");
             // Else the machine may be at the next digest.
             let is_walking = self.snapshots.is_walking();
             match self.snapshots.making.take().filter(|_| is_walking) {
@@ -407,14 +421,16 @@ impl Node {
                 None => {}
             }
             self.snapshots.bytes_since = self.snapshots.log_bytes;
-            self.metering.snapshot_ends(SnapshotStep::Write, self.config.id, false, self.now.monotonic_us);
-            let retry_ms = (RETRY_MS << self.snapshots.failed_in_a_row.min(8))
-                .min(RETRY_MS.max(self.config.checkpoint_ms));
-            self.snapshots.not_before_ms = self.now.monotonic_ms() + retry_ms;
+            self.metering.snapshot_ends(SnapshotStep::Write, self.config.id, false, now_us);
+            self.snapshots.not_before_ms = again_ms(RETRY_MS, self.snapshots.failed_in_a_row);
             self.snapshots.failed_in_a_row += 1;
         }
         if let Some(receiving) = self.snapshots.receiving.take_if(|receiving| receiving.id() == id) {
-            self.out.send.push((receiving.from(), receiving.failed()));
+            tracing::error!(reason, "storing a snapshot of another node failed; it will be asked for again");
+            self.metering.snapshot_ends(SnapshotStep::Receive, receiving.from(), false, now_us);
+            self.snapshots.receive_not_before_ms =
+                again_ms(RECEIVE_RETRY_MS, self.snapshots.receives_failed_in_a_row);
+            self.snapshots.receives_failed_in_a_row += 1;
         }
     }
 
