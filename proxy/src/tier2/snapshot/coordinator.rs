@@ -288,6 +288,10 @@ impl Node {
                 self.acknowledge(from, chunk.transfer, TransferState::Done);
                 return;
             }
+            if self.now.monotonic_ms() < self.snapshots.receive_not_before_ms {
+                // The disk took none a moment ago. The sender asks again every second.
+                return;
+            }
             let is_late = |receiving: &IncomingSnapshot| receiving.is_newer_than(from, chunk);
             let is_late = self.snapshots.receiving.as_ref().is_some_and(is_late);
             // raft ignores one of an earlier term, which must not take the place of what the leader of this one sends.
@@ -339,10 +343,6 @@ impl Node {
 
     /// A transfer of another snapshot begins. False: it is refused.
     fn begin_receiving(&mut self, from: NodeId, chunk: &SnapshotChunk) -> bool {
-        if self.now.monotonic_ms() < self.snapshots.receive_not_before_ms {
-            // The disk took none a moment ago. The sender asks again every second.
-            return false;
-        }
         self.drop_receiving();
         let id = self.snapshots.next_id();
         let (now_ms, versions) = (self.now.monotonic_ms(), self.config.versions);
