@@ -455,7 +455,8 @@ impl Node {
         let (is_confirmed, index) = (*is_confirmed, meta.at.index);
         let may_count = is_confirmed && self.is_digest_agreed();
         let is_alone = self.is_only_voter();
-        if !may_count && !(is_alone && !at_checkpoint) && !self.is_set_apart_for_good() {
+        let counts_uncompared = is_alone && !at_checkpoint || self.is_set_apart_for_good();
+        if !may_count && !counts_uncompared {
             // Of a voter that is alone now: it may differ from that of a voter that was removed for this.
             let is_in_vain = !at_checkpoint || !is_confirmed && (is_alone || self.is_never_confirmed(index));
             if !self.is_quarantined() && is_in_vain {
