@@ -281,17 +281,15 @@ fn placeholder(dice: &mut Dice, name: &str, now_ms: u64) -> Vec<Vec<u8>> {
             split(dice.pick(&["1", "(1", "2", "(2", "-inf", "+inf", "inf", "0", "3.5", "(3", "x", "1000"]))
         }
         "lex" => split(dice.pick(&["-", "+", "[a", "(a", "[b", "(c", "[", "(", "x", "[aa"])),
-        // Seconds or milliseconds: as either long enough that nothing ends during a run, or over at once.
-        "t" => split(dice.pick(&[
-            "1000000",
-            "5000000",
-            "2000000",
-            "-1",
-            "0",
-            "x",
-            "9223372036854775807",
-            "9223372036854775",
-        ])),
+        // Seconds or milliseconds: as either long enough that nothing ends during a run, or over at once. Hardly ever the same twice: with
+        // `GT` the answer would depend on whether a millisecond has passed, here and at the Redis, which has a clock of its own.
+        "t" => match dice.roll(8) {
+            rolled @ 0..=2 => {
+                let ttl = [1_000_000, 5_000_000, 2_000_000][rolled] + 7 * dice.roll(100_000);
+                vec![ttl.to_string().into_bytes()]
+            }
+            rolled => split(["-1", "0", "x", "9223372036854775807", "9223372036854775"][rolled - 3]),
+        },
         "at" => vec![(now_ms / 1000 + [2000, 9000, 100_000][dice.roll(3)]).to_string().into_bytes()],
         "pat" => match dice.roll(6) {
             0 => split("1"),

@@ -99,8 +99,9 @@ pub struct NodeConfig {
     /// A transfer without progress for this long has failed.
     pub snapshot_stall_ms: u64,
 
-    /// A learner this close to the leader's last entry becomes a voter; or that has what was the last entry at most twice this time ago.
+    /// A learner this close to the leader's last entry becomes a voter.
     pub promote_lag_entries: u64,
+    /// So does one that has what was the leader's last entry this time ago, or up to twice as long ago.
     pub promote_lag_ms: u64,
     /// Longest time a shutdown may take.
     pub shutdown_ms_max: u64,

@@ -248,17 +248,21 @@ fn a_keep_alive_on_the_connection_itself_takes_nothing_over() {
     }
 }
 
+/// Of two clients of these nodes the first has a lock, and the second waits for it.
+fn one_waits(cluster: &mut SimCluster, holder_at: NodeId, waiter_at: NodeId) {
+    take(cluster, holder_at, "r", "holder", 600_000);
+    wait_in_line(cluster, waiter_at, "r", "waiter", 600_000);
+    cluster.run_for(500);
+    assert_eq!(info(cluster, holder_at, "r").waiters, 1);
+}
+
 /// Where nobody listens at the port of a silent node its process has ended, and nobody is there to be told of a grant.
 #[test]
 fn waiters_of_a_process_that_has_ended_leave_soon() {
     for is_refused in [false, true] {
         let mut cluster = settled(3, 7);
         let (at, other) = (leader(&cluster), follower(&cluster));
-        let ticket = cluster.submit(at, &acquire("r", "holder", 60_000, 0), 0);
-        granted(&cluster.wait_for(ticket, 1_000));
-        cluster.submit(other, &acquire("r", "waiter", 60_000, 60_000), 60_000);
-        cluster.run_for(500);
-        assert_eq!(info(&mut cluster, at, "r").waiters, 1);
+        one_waits(&mut cluster, at, other);
         cluster.crash(other);
         for _ in 0..6 {
             if is_refused {
@@ -304,11 +308,7 @@ fn waiters_of_a_lost_node_leave_and_idle_names_are_forgotten_under_load() {
     cluster.run_for(2_000);
     let (at, other) = (leader(&cluster), follower(&cluster));
     let once = take(&mut cluster, at, "once", "o", 100);
-    let ticket = cluster.submit(at, &acquire("r", "holder", 600_000, 0), 0);
-    granted(&cluster.wait_for(ticket, 1_000));
-    cluster.submit(other, &acquire("r", "waiter", 600_000, 600_000), 600_000);
-    cluster.run_for(500);
-    assert_eq!(info(&mut cluster, at, "r").waiters, 1);
+    one_waits(&mut cluster, at, other);
     cluster.crash(other);
     for n in 0..14_000 {
         cluster.submit(at, &acquire(&format!("busy{}", n % 50), "b", 20, 0), 0);

@@ -31,8 +31,8 @@ pub(crate) struct Session {
     pub(crate) ttl_ms: u64,
     /// By the last keep-alive, or by the grace time after the connection that opened it went.
     pub(crate) deadline_ms: u64,
-    /// The connection that opened it is closed. Touches count no more: they were on their way when it was closed. Only an
-    /// explicit keep-alive takes the session over.
+    /// The connection that opened it is closed. Touches count no more: they were on their way when it was closed. Only a
+    /// keep-alive by another connection takes the session over.
     pub(crate) orphaned: bool,
     /// The entry in which somebody else than the connection that opened it last kept it alive, from cluster version 2 on; 0: none.
     pub(crate) kept_index: u64,
